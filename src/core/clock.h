@@ -1,0 +1,33 @@
+#pragma once
+
+#include <chrono>
+
+namespace lockstep {
+
+using Clock = std::chrono::steady_clock;
+
+/// A point in time after which a wait gives up.
+class Deadline {
+ public:
+  explicit Deadline(std::chrono::milliseconds timeout)
+      : start_(Clock::now()), end_(start_ + timeout) {}
+
+  [[nodiscard]] bool passed() const { return Clock::now() >= end_; }
+  /// Never negative.
+  [[nodiscard]] std::chrono::milliseconds remaining() const {
+    const auto left = end_ - Clock::now();
+    return left.count() > 0
+               ? std::chrono::ceil<std::chrono::milliseconds>(left)
+               : std::chrono::milliseconds(0);
+  }
+  [[nodiscard]] std::chrono::milliseconds elapsed() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() -
+                                                                 start_);
+  }
+
+ private:
+  Clock::time_point start_;
+  Clock::time_point end_;
+};
+
+}  // namespace lockstep

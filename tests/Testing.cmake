@@ -1,0 +1,25 @@
+# lockstep_test(TIER NAME [TIMEOUT seconds] [LIBRARIES ...] SOURCES ...)
+# One executable and one ctest entry, "<tier>.<name>", labelled with the tier.
+# Every run leaves its counts in <build>/test-results/<tier>.<name>.json.
+function(lockstep_test tier name)
+  cmake_parse_arguments(arg "NO_TORCH" "TIMEOUT" "SOURCES;LIBRARIES;ENVIRONMENT" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set(target ${tier}_${name})
+  add_executable(${target} ${arg_SOURCES})
+  lockstep_target(${target})
+  target_include_directories(${target} PRIVATE
+    ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  if(arg_NO_TORCH)
+    target_link_libraries(${target} PRIVATE lockstep_base GTest::gtest GTest::gtest_main)
+  else()
+    target_link_libraries(${target} PRIVATE lockstep_test_support GTest::gtest)
+    target_precompile_headers(${target} REUSE_FROM lockstep_test_support)
+  endif()
+  target_link_libraries(${target} PRIVATE ${arg_LIBRARIES})
+  add_test(NAME ${tier}.${name} COMMAND ${target}
+    --gtest_output=json:${CMAKE_BINARY_DIR}/test-results/${tier}.${name}.json)
+  set_tests_properties(${tier}.${name} PROPERTIES
+    LABELS ${tier} TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${arg_ENVIRONMENT}")
+endfunction()
