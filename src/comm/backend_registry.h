@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace lockstep::comm {
+
+class Liveness;
+
+/// What a backend of a group is made from.
+struct BackendContext {
+  c10::intrusive_ptr<c10d::Store> store;  ///< key space of this group
+  int rank = 0;
+  int world_size = 1;
+  std::string group_name = "world";
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// Watches the peers; null in an interop group.
+  std::shared_ptr<Liveness> liveness;
+  bool interop = false;
+};
+
+using BackendFactory =
+    std::function<c10::intrusive_ptr<c10d::Backend>(const BackendContext&)>;
+
+/// Name -> factory. Built-in backends are there from the start. Thread safe.
+void register_backend(const std::string& name, BackendFactory factory);
+
+/// Names of the backends that were built, sorted.
+std::vector<std::string> available_backends();
+
+/// Collective over the context's ranks. Throws InvalidArgument that lists the
+/// backends built when `name` is unknown, and names the build option when it
+/// was turned off.
+c10::intrusive_ptr<c10d::Backend> create_backend(const std::string& name,
+                                                 const BackendContext& context);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include "core/clock.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+class Liveness;
+}
+
+namespace lockstep::comm::shm {
+
+/// One per rank, in shared memory, in a cache line of its own. Whoever changes
+/// something that the rank may wait for rings it.
+struct alignas(64) Doorbell {
+  std::atomic<uint32_t> rings{0};
+  std::atomic<uint32_t> sleeping{0};
+};
+
+/// Wakes the rank if it sleeps. Costs one load when it does not. Call after the
+/// change was stored with release order.
+void ring(Doorbell& bell) noexcept;
+
+/// Waits on behalf of one rank: spins briefly (hardly at all when more ranks
+/// than cores run), then sleeps on its doorbell by futex (not PRIVATE), so that
+/// a peer in another process can wake it. Ends when the condition holds, a peer
+/// failed, or the deadline passed; the condition is looked at once more after
+/// a failure was seen, so what is complete is never reported as lost.
+class Waiter {
+ public:
+  /// `bell` must outlive the waiter; `liveness` may not be null.
+  Waiter(Doorbell& bell, std::shared_ptr<Liveness> liveness, int host_ranks);
+  ~Waiter();
+
+  /// `ready()` is cheap and does not throw; `missing()` tells which ranks have
+  /// not arrived, for the message. `context` fills the error.
+  /// Throws PeerLost, TimeoutError.
+  template <class Ready, class Missing, class Context>
+  void wait(Ready&& ready,
+            std::chrono::milliseconds timeout,
+            Missing&& missing,
+            Context&& context) {
+    for (int i = 0; i < spins_; ++i) {
+      if (ready()) return;
+      pause();
+    }
+    wait_slowly(ready, timeout, missing, context);
+  }
+
+ private:
+  static void pause() noexcept { __builtin_ia32_pause(); }
+  void wait_slowly(const std::function<bool()>& ready,
+                   std::chrono::milliseconds timeout,
+                   const std::function<std::vector<int>()>& missing,
+                   const std::function<ErrorContext()>& context);
+
+  Doorbell& bell_;
+  std::shared_ptr<Liveness> liveness_;
+  uint64_t subscription_;
+  int spins_;
+};
+
+}  // namespace lockstep::comm::shm

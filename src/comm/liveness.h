@@ -1,0 +1,99 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "core/fd.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+
+/// The verdict on a lost peer; all survivors hold the same one.
+struct PeerFailure {
+  int rank = -1;
+  int pid = 0;
+  std::string host;
+  /// Empty when the process died without a word; else the error's text that it
+  /// announced before it left.
+  std::string reason;
+};
+
+/// Watches the ranks of a job over control connections (Unix sockets between
+/// all ranks of a host, TCP along a tree between hosts) with one thread, and
+/// passes file descriptors between ranks of one host. The same for all
+/// backends. Needs the store only while it starts.
+///
+/// Thread safety: all members, except construction and destruction.
+class Liveness {
+ public:
+  /// Collective over all ranks. Publishes this rank's endpoint and secret
+  /// under `store`, connects, and learns which ranks share the host by really
+  /// connecting to them.
+  /// Throws TimeoutError naming the ranks that did not arrive.
+  static std::shared_ptr<Liveness> start(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      int rank,
+      int world_size,
+      std::chrono::milliseconds timeout);
+
+  virtual ~Liveness() = default;
+
+  /// Ranks on this host, own one included, ascending.
+  [[nodiscard]] virtual const std::vector<int>& host_ranks() const = 0;
+  [[nodiscard]] bool single_host() const {
+    return static_cast<int>(host_ranks().size()) == world_size();
+  }
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int world_size() const = 0;
+
+  /// One relaxed load, for the inner loop of a wait: whether some peer failed
+  /// or left. Then look at `failure()` and `has_left()`.
+  [[nodiscard]] bool disturbed() const noexcept {
+    return disturbed_.load(std::memory_order_acquire);
+  }
+  /// The earliest recorded death or failure, if there was one.
+  [[nodiscard]] virtual std::optional<PeerFailure> failure() const = 0;
+  /// Whether the rank said goodbye in good order (after it finished its part
+  /// of everything it had called).
+  [[nodiscard]] virtual bool has_left(int rank) const = 0;
+
+  /// `callback` runs on the monitor thread whenever a peer failed or left, and
+  /// at once if that already happened. It must not block. Returns an id for
+  /// `unsubscribe`, which waits for a running callback.
+  virtual uint64_t subscribe(std::function<void()> callback) = 0;
+  virtual void unsubscribe(uint64_t id) = 0;
+
+  /// Tells all ranks that this one failed with `reason` (it is the culprit),
+  /// or, when `failure()` is set already, that it leaves as a consequence.
+  /// First call counts. Returns when the messages were handed to the kernel.
+  virtual void announce_failure(const std::string& reason) = 0;
+
+  /// Says goodbye; afterwards peers do not take the end of this process for a
+  /// death. Never throws.
+  virtual void leave() noexcept = 0;
+
+  /// Sends a descriptor to a rank of this host under a name.
+  virtual void send_fd(int peer, const std::string& name, int fd) = 0;
+  /// Waits for the descriptor that `peer` sent under `name` (CLOEXEC is set).
+  /// Throws PeerLost or TimeoutError.
+  virtual Fd receive_fd(int peer,
+                        const std::string& name,
+                        std::chrono::milliseconds timeout) = 0;
+
+  /// The error to throw for the present state while rank(s) `waiting_for` have
+  /// not arrived: PeerLost that names the culprit, or nullopt when nothing
+  /// that matters to them happened.
+  [[nodiscard]] virtual std::optional<PeerLost> peer_lost(
+      const std::vector<int>& waiting_for, ErrorContext context) const = 0;
+
+ protected:
+  std::atomic<bool> disturbed_{false};
+};
+
+}  // namespace lockstep::comm
