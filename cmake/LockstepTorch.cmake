@@ -1,6 +1,7 @@
 # Finds libtorch and says what it is.
 # Without Torch_DIR or CMAKE_PREFIX_PATH the active Python's torch is asked.
-if(NOT Torch_DIR AND NOT ENV{Torch_DIR} AND NOT CMAKE_PREFIX_PATH)
+if(NOT Torch_DIR AND NOT DEFINED ENV{Torch_DIR} AND
+   NOT CMAKE_PREFIX_PATH AND NOT DEFINED ENV{CMAKE_PREFIX_PATH})
   execute_process(
     COMMAND python3 -c "import torch; print(torch.utils.cmake_prefix_path)"
     OUTPUT_VARIABLE python_torch OUTPUT_STRIP_TRAILING_WHITESPACE
@@ -9,6 +10,8 @@ if(NOT Torch_DIR AND NOT ENV{Torch_DIR} AND NOT CMAKE_PREFIX_PATH)
     list(APPEND CMAKE_PREFIX_PATH ${python_torch})
   endif()
 endif()
+# Projects that add this one as a subdirectory link libtorch through it.
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 find_package(Torch REQUIRED)
 find_package(Threads REQUIRED)
 

@@ -1,6 +1,7 @@
 # lockstep_test(TIER NAME [TIMEOUT seconds] [LIBRARIES ...] SOURCES ...)
 # One executable and one ctest entry, "<tier>.<name>", labelled with the tier.
 # Every run leaves its counts in <build>/test-results/<tier>.<name>.json.
+# The target <tier>_tests builds the tests of one tier.
 function(lockstep_test tier name)
   cmake_parse_arguments(arg "NO_TORCH" "TIMEOUT" "SOURCES;LIBRARIES;ENVIRONMENT" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -9,6 +10,10 @@ function(lockstep_test tier name)
   set(target ${tier}_${name})
   add_executable(${target} ${arg_SOURCES})
   lockstep_target(${target})
+  if(NOT TARGET ${tier}_tests)
+    add_custom_target(${tier}_tests)
+  endif()
+  add_dependencies(${tier}_tests ${target})
   target_include_directories(${target} PRIVATE
     ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   if(arg_NO_TORCH)
