@@ -33,9 +33,11 @@ void register_backend(const std::string& name, BackendFactory factory);
 /// Names of the backends that were built, sorted.
 std::vector<std::string> available_backends();
 
-/// Collective over the context's ranks. Throws InvalidArgument that lists the
-/// backends built when `name` is unknown, and names the build option when it
-/// was turned off.
+/// Throws InvalidArgument that lists the backends built when `name` is unknown,
+/// and names the build option when it was turned off.
+void check_backend(const std::string& name);
+
+/// Collective over the context's ranks. Throws as `check_backend` does.
 c10::intrusive_ptr<c10d::Backend> create_backend(const std::string& name,
                                                  const BackendContext& context);
 

@@ -1,0 +1,9 @@
+#pragma once
+
+// Everything that is public. One line per header, one block per layer.
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "lockstep/distributed/collectives.h"
+#include "lockstep/distributed/process_group.h"
+#include "lockstep/testing/run_ranks.h"
+#include "lockstep/version.h"

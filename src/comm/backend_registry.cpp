@@ -1,0 +1,83 @@
+#include "comm/backend_registry.h"
+
+#include <map>
+#include <mutex>
+
+#include "comm/liveness.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> create_hybrid(const BackendContext& context) {
+  const bool one_host = context.liveness && context.liveness->single_host();
+  return create_backend(one_host ? "shm" : "gloo", context);
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, BackendFactory> factories = {
+      {"hybrid", create_hybrid},
+  };
+};
+
+Registry& registry() {
+  static auto* const instance = new Registry;  // outlives static destructors
+  return *instance;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) {
+    if (!text.empty()) text += ", ";
+    text += name;
+  }
+  return text;
+}
+
+}  // namespace
+
+void register_backend(const std::string& name, BackendFactory factory) {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  r.factories[name] = std::move(factory);
+}
+
+std::vector<std::string> available_backends() {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  std::vector<std::string> names;
+  for (const auto& [name, factory] : r.factories) names.push_back(name);
+  return names;
+}
+
+void check_backend(const std::string& name) {
+  const auto names = available_backends();
+  if (std::find(names.begin(), names.end(), name) != names.end()) return;
+  std::string text =
+      "backend \"" + name + "\" is unknown; built are " + listed(names);
+#ifndef LOCKSTEP_WITH_GLOO
+  if (name == "gloo") {
+    text =
+        "backend \"gloo\" was not built: configure with "
+        "-DLOCKSTEP_WITH_GLOO=ON and a libtorch that contains Gloo; built "
+        "are " +
+        listed(names);
+  }
+#endif
+  throw InvalidArgument(text);
+}
+
+c10::intrusive_ptr<c10d::Backend> create_backend(
+    const std::string& name, const BackendContext& context) {
+  check_backend(name);
+  Registry& r = registry();
+  BackendFactory factory;
+  {
+    const std::lock_guard lock(r.mutex);
+    factory = r.factories.at(name);
+  }
+  return factory(context);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,300 @@
+#include "lockstep/distributed/collectives.h"
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+
+#include <functional>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "distributed/convert_error.h"
+#include "distributed/group.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep {
+
+/// An operation under way. A null pointer in its place is a finished one.
+struct Work::Impl {
+  ErrorContext context;
+  c10::intrusive_ptr<c10d::Work> work;
+  std::mutex mutex;
+  std::function<void()> finish;  ///< runs once, after success
+
+  void wait(std::chrono::milliseconds timeout) {
+    try {
+      work->wait(timeout);
+      const std::lock_guard lock(mutex);
+      if (auto once = std::exchange(finish, nullptr)) once();
+    } catch (...) {
+      distributed::rethrow_converted(context);
+    }
+  }
+};
+
+void Work::wait(std::optional<std::chrono::milliseconds> timeout) const {
+  if (impl_) impl_->wait(timeout.value_or(kNoTimeout));
+}
+
+bool Work::is_completed() const {
+  return !impl_ || impl_->work->isCompleted();
+}
+
+namespace {
+
+using distributed::Group;
+using Tensors = std::vector<at::Tensor>;
+
+c10d::ReduceOp::RedOpType to_c10d(ReduceOp op) {
+  static_assert(static_cast<int>(ReduceOp::SUM) == c10d::ReduceOp::SUM &&
+                static_cast<int>(ReduceOp::AVG) == c10d::ReduceOp::AVG &&
+                static_cast<int>(ReduceOp::PRODUCT) ==
+                    c10d::ReduceOp::PRODUCT &&
+                static_cast<int>(ReduceOp::MIN) == c10d::ReduceOp::MIN &&
+                static_cast<int>(ReduceOp::MAX) == c10d::ReduceOp::MAX);
+  return static_cast<c10d::ReduceOp::RedOpType>(op);
+}
+
+/// One call of one collective: checks arguments and runs the operation.
+class Call {
+ public:
+  Call(const char* operation, bool async_op)
+      : group_(distributed::require_default_group(operation)),
+        operation_(operation),
+        async_op_(async_op) {}
+
+  [[nodiscard]] const Group& group() const { return *group_; }
+  [[nodiscard]] c10d::Backend& backend() const { return *group_->backend; }
+
+  template <class E = InvalidArgument>
+  [[noreturn]] void fail(const std::string& message) const {
+    throw E(message, group_->context(operation_));
+  }
+
+  void check_tensor(const at::Tensor& tensor, const char* name) const {
+    if (!tensor.defined()) fail(std::string(name) + " is undefined");
+    if (!tensor.is_cpu()) {
+      fail(std::string(name) + " is on " + tensor.device().str() +
+           ", but backend " + group_->backend_name +
+           " serves the CPU; move it there with .cpu()");
+    }
+    if (tensor.layout() != at::kStrided) {
+      fail(std::string(name) + " is sparse; make it dense with .to_dense()");
+    }
+  }
+
+  /// A tensor that the operation writes to.
+  void check_output(const at::Tensor& tensor, const char* name) const {
+    check_tensor(tensor, name);
+    if (!tensor.is_contiguous() &&
+        at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      fail(std::string(name) +
+           " has elements that share memory (expanded?); pass a .clone()");
+    }
+  }
+
+  void check_reducible(const at::Tensor& tensor) const {
+    const auto type = tensor.scalar_type();
+    if (!(at::isFloatingType(type) && !c10::isFloat8Type(type)) &&
+        !at::isIntegralType(type, /*includeBool=*/false)) {
+      fail<Unsupported>(std::string("tensors of dtype ") + c10::toString(type) +
+                        " cannot be reduced; convert to a floating or integer "
+                        "dtype first");
+    }
+  }
+
+  void check_same_dtype(const at::Tensor& output,
+                        const at::Tensor& input) const {
+    if (output.scalar_type() != input.scalar_type()) {
+      fail(std::string("output has dtype ") +
+           c10::toString(output.scalar_type()) + ", input " +
+           c10::toString(input.scalar_type()) + "; they must be the same");
+    }
+  }
+
+  void check_numel(const char* name, int64_t actual, int64_t expected) const {
+    if (actual != expected) {
+      fail(std::string(name) + " has " + std::to_string(actual) +
+           " elements; " + std::to_string(expected) + " are needed (" +
+           std::to_string(group_->world_size) + " ranks)");
+    }
+  }
+
+  /// One tensor per rank, each like `tensor`.
+  void check_list(const Tensors& list,
+                  const char* name,
+                  const at::Tensor& tensor) const {
+    if (static_cast<int>(list.size()) != group_->world_size) {
+      fail(std::string(name) + " holds " + std::to_string(list.size()) +
+           " tensors; one per rank is needed, " +
+           std::to_string(group_->world_size));
+    }
+    for (size_t i = 0; i < list.size(); ++i) {
+      const auto item = std::string(name) + '[' + std::to_string(i) + ']';
+      check_tensor(list[i], item.c_str());
+      check_same_dtype(list[i], tensor);
+      if (list[i].sizes() != tensor.sizes()) {
+        fail(item + " has shape " + c10::str(list[i].sizes()) +
+             ", the other tensor " + c10::str(tensor.sizes()) +
+             "; they must be the same");
+      }
+    }
+  }
+
+  /// `start()` begins the operation and returns its c10d::Work; `finish()` runs
+  /// after it succeeded, before `wait` returns.
+  template <class Start, class Finish>
+  Work run(Start&& start, Finish&& finish) {
+    try {
+      c10::intrusive_ptr<c10d::Work> work = start();
+      if (async_op_) {
+        auto impl = std::make_shared<Work::Impl>();
+        impl->context = group_->context(operation_);
+        impl->work = std::move(work);
+        impl->finish = std::forward<Finish>(finish);
+        return Work(std::move(impl));
+      }
+      work->wait();
+      finish();
+      return Work(nullptr);
+    } catch (...) {
+      distributed::rethrow_converted(group_->context(operation_));
+    }
+  }
+
+ private:
+  std::shared_ptr<Group> group_;
+  const char* operation_;
+  bool async_op_;
+};
+
+/// `finish` of an operation whose outputs were replaced by contiguous copies.
+/// Holds all tensors until then.
+struct CopyBack {
+  Tensors from;
+  Tensors to;
+
+  void operator()() const {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (!from[i].is_same(to[i])) to[i].copy_(from[i].view_as(to[i]));
+    }
+  }
+};
+
+Tensors contiguous(const Tensors& tensors) {
+  Tensors result;
+  result.reserve(tensors.size());
+  for (const auto& tensor : tensors) result.push_back(tensor.contiguous());
+  return result;
+}
+
+}  // namespace
+
+Work all_reduce(at::Tensor& tensor, const AllReduceOptions& options) {
+  Call call("all_reduce", options.async_op);
+  call.check_output(tensor, "tensor");
+  call.check_reducible(tensor);
+  c10d::AllreduceOptions opts;
+  opts.reduceOp = to_c10d(options.op);
+  opts.asyncOp = options.async_op;
+  Tensors tensors = {tensor.contiguous()};
+  return call.run([&] { return call.backend().allreduce(tensors, opts); },
+                  CopyBack{tensors, {tensor}});
+}
+
+Work broadcast(at::Tensor& tensor, const BroadcastOptions& options) {
+  Call call("broadcast", options.async_op);
+  call.check_output(tensor, "tensor");
+  if (options.src < 0 || options.src >= call.group().world_size) {
+    call.fail("src is " + std::to_string(options.src) + "; ranks are 0 to " +
+              std::to_string(call.group().world_size - 1));
+  }
+  c10d::BroadcastOptions opts;
+  opts.rootRank = options.src;
+  opts.asyncOp = options.async_op;
+  Tensors tensors = {tensor.contiguous()};
+  return call.run([&] { return call.backend().broadcast(tensors, opts); },
+                  CopyBack{tensors, {tensor}});
+}
+
+Work all_gather(std::vector<at::Tensor>& outputs,
+                const at::Tensor& input,
+                const AllGatherOptions& options) {
+  Call call("all_gather", options.async_op);
+  call.check_tensor(input, "input");
+  call.check_list(outputs, "outputs", input);
+  for (const auto& output : outputs) call.check_output(output, "output");
+  c10d::AllgatherOptions opts;
+  opts.asyncOp = options.async_op;
+  std::vector<Tensors> lists = {contiguous(outputs)};
+  Tensors inputs = {input.contiguous()};
+  return call.run([&] { return call.backend().allgather(lists, inputs, opts); },
+                  CopyBack{lists[0], outputs});
+}
+
+Work all_gather_into_tensor(at::Tensor& output,
+                            const at::Tensor& input,
+                            const AllGatherOptions& options) {
+  Call call("all_gather_into_tensor", options.async_op);
+  call.check_tensor(input, "input");
+  call.check_output(output, "output");
+  call.check_same_dtype(output, input);
+  call.check_numel(
+      "output", output.numel(), input.numel() * call.group().world_size);
+  c10d::AllgatherOptions opts;
+  opts.asyncOp = options.async_op;
+  at::Tensor to = output.contiguous();
+  at::Tensor from = input.contiguous();
+  return call.run(
+      [&] { return call.backend()._allgather_base(to, from, opts); },
+      CopyBack{{to}, {output}});
+}
+
+Work reduce_scatter(at::Tensor& output,
+                    const std::vector<at::Tensor>& inputs,
+                    const ReduceScatterOptions& options) {
+  Call call("reduce_scatter", options.async_op);
+  call.check_output(output, "output");
+  call.check_list(inputs, "inputs", output);
+  call.check_reducible(output);
+  c10d::ReduceScatterOptions opts;
+  opts.reduceOp = to_c10d(options.op);
+  opts.asyncOp = options.async_op;
+  Tensors outputs = {output.contiguous()};
+  std::vector<Tensors> lists = {contiguous(inputs)};
+  return call.run(
+      [&] { return call.backend().reduce_scatter(outputs, lists, opts); },
+      CopyBack{outputs, {output}});
+}
+
+Work reduce_scatter_tensor(at::Tensor& output,
+                           const at::Tensor& input,
+                           const ReduceScatterOptions& options) {
+  Call call("reduce_scatter_tensor", options.async_op);
+  call.check_tensor(input, "input");
+  call.check_output(output, "output");
+  call.check_reducible(output);
+  call.check_same_dtype(output, input);
+  call.check_numel(
+      "input", input.numel(), output.numel() * call.group().world_size);
+  c10d::ReduceScatterOptions opts;
+  opts.reduceOp = to_c10d(options.op);
+  opts.asyncOp = options.async_op;
+  at::Tensor to = output.contiguous();
+  at::Tensor from = input.contiguous();
+  return call.run(
+      [&] { return call.backend()._reduce_scatter_base(to, from, opts); },
+      CopyBack{{to}, {output}});
+}
+
+Work barrier(const BarrierOptions& options) {
+  Call call("barrier", options.async_op);
+  c10d::BarrierOptions opts;
+  opts.asyncOp = options.async_op;
+  opts.device = at::Device(at::kCPU);
+  return call.run([&] { return call.backend().barrier(opts); }, [] {});
+}
+
+}  // namespace lockstep
