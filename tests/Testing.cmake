@@ -31,3 +31,25 @@ function(lockstep_test tier name)
   set_tests_properties(${tier}.${name} PROPERTIES
     LABELS ${tier} TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${arg_ENVIRONMENT}")
 endfunction()
+
+# lockstep_python_test(TIER NAME FILE [TIMEOUT seconds])
+# The same for a file of unittest cases. The cases find what they need in
+# environment variables.
+function(lockstep_python_test tier name file)
+  cmake_parse_arguments(arg "" "TIMEOUT" "" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  add_test(NAME ${tier}.${name} COMMAND ${LOCKSTEP_PYTHON} -B
+    ${PROJECT_SOURCE_DIR}/tests/support/run_python_tests.py
+    ${CMAKE_CURRENT_SOURCE_DIR}/${file}
+    ${CMAKE_BINARY_DIR}/test-results/${tier}.${name}.json)
+  set(environment
+    SOURCE_DIR=${PROJECT_SOURCE_DIR}
+    BUILD_DIR=${PROJECT_BINARY_DIR}
+    CMAKE=${CMAKE_COMMAND}
+    CXX=${CMAKE_CXX_COMPILER}
+    Torch_DIR=${Torch_DIR})
+  set_tests_properties(${tier}.${name} PROPERTIES
+    LABELS ${tier} TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${environment}")
+endfunction()
