@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "core/clock.h"
 #include "lockstep/core/error.h"
@@ -14,14 +16,14 @@ class Liveness;
 namespace lockstep::comm::shm {
 
 /// One per rank, in shared memory, in a cache line of its own. Whoever changes
-/// something that the rank may wait for rings it.
+/// something that the rank may wait for rings it. One thread waits at a time.
 struct alignas(64) Doorbell {
   std::atomic<uint32_t> rings{0};
   std::atomic<uint32_t> sleeping{0};
 };
 
-/// Wakes the rank if it sleeps. Costs one load when it does not. Call after the
-/// change was stored with release order.
+/// Wakes the rank if it sleeps. Costs a fence and one load when it does not.
+/// Call after the change was stored with release order.
 void ring(Doorbell& bell) noexcept;
 
 /// Waits on behalf of one rank: spins briefly (hardly at all when more ranks
@@ -31,12 +33,16 @@ void ring(Doorbell& bell) noexcept;
 /// a failure was seen, so what is complete is never reported as lost.
 class Waiter {
  public:
-  /// `bell` must outlive the waiter; `liveness` may not be null.
+  /// `bell` must outlive the waiter; `liveness` may not be null. `host_ranks`
+  /// is compared with the cores that this process may use.
   Waiter(Doorbell& bell, std::shared_ptr<Liveness> liveness, int host_ranks);
   ~Waiter();
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
 
-  /// `ready()` is cheap and does not throw; `missing()` tells which ranks have
-  /// not arrived, for the message. `context` fills the error.
+  /// `ready()` is cheap and does not throw; it loads with acquire order.
+  /// `missing()` tells which ranks have not arrived, for the message.
+  /// `context()` fills the error, but for peers and elapsed time.
   /// Throws PeerLost, TimeoutError.
   template <class Ready, class Missing, class Context>
   void wait(Ready&& ready,
@@ -51,7 +57,13 @@ class Waiter {
   }
 
  private:
-  static void pause() noexcept { __builtin_ia32_pause(); }
+  static void pause() noexcept {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
   void wait_slowly(const std::function<bool()>& ready,
                    std::chrono::milliseconds timeout,
                    const std::function<std::vector<int>()>& missing,
@@ -59,8 +71,9 @@ class Waiter {
 
   Doorbell& bell_;
   std::shared_ptr<Liveness> liveness_;
-  uint64_t subscription_;
   int spins_;
+  int yields_;
+  uint64_t subscription_;
 };
 
 }  // namespace lockstep::comm::shm

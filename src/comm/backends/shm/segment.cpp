@@ -1,0 +1,129 @@
+#include "comm/backends/shm/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "comm/backends/shm/memory_left.h"
+#include "comm/liveness.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm::shm {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+[[noreturn]] void fail(const std::string& what, int error) {
+  throw BackendError("shared memory: " + what + ": " + std::strerror(error),
+                     {.backend = "shm"},
+                     error);
+}
+
+[[noreturn]] void fail_for_lack_of_memory(size_t needed) {
+  throw BackendError(
+      "a shared segment of " + std::to_string(needed) +
+          " bytes is needed, but only " + std::to_string(memory_left()) +
+          " bytes of memory are left; raise the memory limit of the container "
+          "or machine, run fewer ranks on this host, or use the backend gloo",
+      {.backend = "shm"},
+      ENOMEM);
+}
+
+char* map_shared(int fd, size_t size) {
+  void* data = ::mmap(
+      nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  if (data == MAP_FAILED) fail("mmap", errno);
+  ::madvise(data, size, MADV_DONTFORK);
+  return static_cast<char*>(data);
+}
+
+}  // namespace
+
+std::shared_ptr<Segment> Segment::create(size_t bytes) {
+  // Reserving more than there is would wake the kernel's OOM killer instead of
+  // failing.
+  if (bytes > memory_left()) fail_for_lack_of_memory(bytes);
+  Fd fd(::memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) fail("memfd_create", errno);
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    fail("ftruncate to " + std::to_string(bytes) + " bytes", errno);
+  }
+  int reserved;
+  do {
+    reserved = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes));
+  } while (reserved != 0 && errno == EINTR);
+  if (reserved != 0) {
+    if (errno == ENOMEM || errno == ENOSPC) fail_for_lack_of_memory(bytes);
+    fail("fallocate of " + std::to_string(bytes) + " bytes", errno);
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) fail("F_ADD_SEALS", errno);
+  char* data = map_shared(fd.get(), bytes);
+  return std::shared_ptr<Segment>(new Segment(std::move(fd), data, bytes));
+}
+
+std::shared_ptr<Segment> Segment::map(Fd fd, size_t bytes) {
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  struct stat status {};
+  if (seals < 0 || (seals & kSeals) != kSeals ||
+      ::fstat(fd.get(), &status) != 0 ||
+      static_cast<size_t>(status.st_size) != bytes) {
+    throw BackendError(
+        "shared memory: the descriptor that a peer sent is not a sealed "
+        "segment of " +
+            std::to_string(bytes) +
+            " bytes; do all ranks run the same program?",
+        {.backend = "shm"});
+  }
+  char* data = map_shared(fd.get(), bytes);
+  return std::shared_ptr<Segment>(new Segment(std::move(fd), data, bytes));
+}
+
+Segment::Segment(Fd fd, char* data, size_t size)
+    : fd_(std::move(fd)), data_(data), size_(size) {
+}
+
+Segment::~Segment() {
+  ::munmap(data_, size_);
+}
+
+std::shared_ptr<Segment> share_one(Liveness& liveness,
+                                   const std::string& name,
+                                   size_t bytes,
+                                   std::chrono::milliseconds timeout) {
+  const auto& ranks = liveness.host_ranks();
+  const int owner = ranks.front();
+  if (liveness.rank() != owner) {
+    return Segment::map(liveness.receive_fd(owner, name, timeout), bytes);
+  }
+  auto segment = Segment::create(bytes);
+  for (const int peer : ranks) {
+    if (peer != owner) liveness.send_fd(peer, name, segment->fd());
+  }
+  return segment;
+}
+
+std::vector<std::shared_ptr<Segment>> share_each(
+    Liveness& liveness,
+    const std::string& name,
+    size_t bytes,
+    std::chrono::milliseconds timeout) {
+  const auto& ranks = liveness.host_ranks();
+  const auto own = Segment::create(bytes);
+  for (const int peer : ranks) {
+    if (peer != liveness.rank()) liveness.send_fd(peer, name, own->fd());
+  }
+  std::vector<std::shared_ptr<Segment>> segments;
+  segments.reserve(ranks.size());
+  for (const int peer : ranks) {
+    segments.push_back(
+        peer == liveness.rank()
+            ? own
+            : Segment::map(liveness.receive_fd(peer, name, timeout), bytes));
+  }
+  return segments;
+}
+
+}  // namespace lockstep::comm::shm
