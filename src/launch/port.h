@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+
+#include "core/fd.h"
+
+namespace lockstep::launcher {
+
+/// A TCP port that stays ours: bound with SO_REUSEADDR but not listening, so
+/// that rank 0, in any language, can still bind and listen on it.
+struct ReservedPort {
+  Fd socket;
+  int port = 0;
+  /// Keeps a second launcher away from a port that was asked for by number:
+  /// two sockets of this kind would both be let in.
+  Fd claim;
+};
+
+/// Binds `host:port`; port 0 lets the kernel choose.
+/// Throws LaunchError that names the address, the port and the remedy when it
+/// is taken or not an address of this host.
+ReservedPort reserve_port(const std::string& host, int port);
+
+}  // namespace lockstep::launcher

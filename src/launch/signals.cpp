@@ -1,0 +1,83 @@
+#include "launch/signals.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr std::array kSignals = {
+    SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+std::atomic<int> relay_end{-1};
+std::array<struct sigaction, kSignals.size()> previous;
+std::array<bool, kSignals.size()> installed;
+
+void relay(int signal) {
+  const int error = errno;
+  const auto byte = static_cast<unsigned char>(signal);
+  [[maybe_unused]] const ssize_t size = ::write(relay_end.load(), &byte, 1);
+  errno = error;
+}
+
+bool is_default(const struct sigaction& action, int signal) {
+  if ((action.sa_flags & SA_SIGINFO) != 0) return false;
+  // A shell without job control starts background commands with SIGINT
+  // ignored; a launcher there must still be stoppable.
+  return action.sa_handler == SIG_DFL ||
+         (action.sa_handler == SIG_IGN && signal != SIGHUP);
+}
+
+}  // namespace
+
+SignalRelay::SignalRelay() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
+    throw LaunchError("cannot make a pipe: " +
+                      std::generic_category().message(errno));
+  }
+  read_end_.reset(ends[0]);
+  write_end_.reset(ends[1]);
+  int none = -1;
+  if (!relay_end.compare_exchange_strong(none, write_end_.get())) return;
+  struct sigaction action = {};
+  action.sa_handler = relay;
+  action.sa_flags = SA_RESTART;
+  ::sigfillset(&action.sa_mask);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    ::sigaction(kSignals[i], nullptr, &previous[i]);
+    installed[i] = is_default(previous[i], kSignals[i]);
+    if (installed[i]) ::sigaction(kSignals[i], &action, nullptr);
+  }
+}
+
+SignalRelay::~SignalRelay() {
+  if (relay_end.load() != write_end_.get()) return;
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    if (installed[i]) ::sigaction(kSignals[i], &previous[i], nullptr);
+    installed[i] = false;
+  }
+  relay_end.store(-1);
+}
+
+std::optional<int> SignalRelay::next() {
+  unsigned char byte = 0;
+  if (::read(read_end_.get(), &byte, 1) != 1) return std::nullopt;
+  return byte;
+}
+
+void reset_relayed_signals() noexcept {
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    if (installed[i]) ::signal(kSignals[i], SIG_DFL);
+  }
+}
+
+}  // namespace lockstep::launcher
