@@ -5,5 +5,6 @@
 #include "lockstep/core/log.h"
 #include "lockstep/distributed/collectives.h"
 #include "lockstep/distributed/process_group.h"
+#include "lockstep/launch/launch.h"
 #include "lockstep/testing/run_ranks.h"
 #include "lockstep/version.h"
