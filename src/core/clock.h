@@ -1,10 +1,17 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <climits>
 
 namespace lockstep {
 
 using Clock = std::chrono::steady_clock;
+
+/// A time limit as `poll` takes it.
+inline int poll_limit(std::chrono::milliseconds timeout) {
+  return static_cast<int>(std::clamp<int64_t>(timeout.count(), 0, INT_MAX));
+}
 
 /// A point in time after which a wait gives up.
 class Deadline {
@@ -16,9 +23,8 @@ class Deadline {
   /// Never negative.
   [[nodiscard]] std::chrono::milliseconds remaining() const {
     const auto left = end_ - Clock::now();
-    return left.count() > 0
-               ? std::chrono::ceil<std::chrono::milliseconds>(left)
-               : std::chrono::milliseconds(0);
+    return left.count() > 0 ? std::chrono::ceil<std::chrono::milliseconds>(left)
+                            : std::chrono::milliseconds(0);
   }
   [[nodiscard]] std::chrono::milliseconds elapsed() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() -

@@ -12,24 +12,20 @@
 #include "core/env.h"
 #include "distributed/convert_error.h"
 #include "distributed/group.h"
+#include "distributed/lifetime.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "rendezvous/rendezvous.h"
 #include "rendezvous/roll_call.h"
 
 namespace lockstep {
 namespace {
 
 using distributed::Group;
+using rendezvous::Joined;
 
-/// What is known of a rank when its store stands.
-struct Joined {
-  c10::intrusive_ptr<c10d::Store> store;
-  int rank = 0;
-  int world_size = 1;
-  std::optional<int> local_rank = {};
-  std::optional<int> local_world_size = {};
-  bool hosts_store = false;
-};
+/// How long rank 0 keeps the store up for ranks that have not left.
+constexpr auto kGoodbyeBound = std::chrono::milliseconds(60'000);
 
 std::string chosen_backend(const InitOptions& options, bool interop) {
   std::string name = options.backend;
@@ -84,20 +80,24 @@ void refuse_second_init() {
   }
 }
 
-void form_group(Joined joined,
-                const std::string& backend,
-                std::chrono::milliseconds timeout,
-                bool interop) {
+std::shared_ptr<Group> connect(const Joined& joined,
+                               const std::string& backend,
+                               std::chrono::milliseconds timeout,
+                               bool interop) {
   auto group = std::make_shared<Group>();
   group->rank = joined.rank;
   group->world_size = joined.world_size;
   group->timeout = timeout;
   group->hosts_store = joined.hosts_store;
-  // c10d's own key chain: a Python rank finds the same keys.
+  // c10d's own key chain, where the number is the group's name.
+  const int generation =
+      interop ? 0 : rendezvous::next_generation(joined.store, joined.rank);
   group->store = c10::make_intrusive<c10d::PrefixStore>(
-      "0/", c10::make_intrusive<c10d::PrefixStore>("default_pg", joined.store));
+      std::to_string(generation) + '/',
+      c10::make_intrusive<c10d::PrefixStore>("default_pg", joined.store));
   if (!distributed::thread_is_rank()) {
     log::set_rank(group->rank, group->world_size);
+    distributed::tie_to_process();
   }
 
   if (group->world_size == 1) {
@@ -124,15 +124,38 @@ void form_group(Joined joined,
       backend == "hybrid" ? group->backend->getBackendName() : backend;
   set_local_ranks(*group, joined);
   make_process_group(*group);
-  distributed::exchange_default_group(std::move(group));
+  return group;
+}
+
+/// The common part of both forms of init: `join(interop)` gives the store.
+template <class Join>
+void form_group(const InitOptions& options, Join&& join) {
+  const ErrorContext context = {.operation = "init_process_group"};
+  if (options.timeout.count() <= 0) {
+    throw InvalidArgument("timeout must be positive", context);
+  }
+  const bool interop = chosen_interop(options);
+  const std::string backend = chosen_backend(options, interop);
+  try {
+    distributed::exchange_default_group(
+        connect(join(interop), backend, options.timeout, interop));
+  } catch (...) {
+    distributed::rethrow_converted(context);
+  }
 }
 
 }  // namespace
 
+void init_process_group(const InitOptions& options) {
+  refuse_second_init();
+  form_group(options,
+             [&](bool interop) { return rendezvous::join(options, interop); });
+}
+
 void init_process_group(c10::intrusive_ptr<c10d::Store> store,
                         const InitOptions& options) {
-  refuse_second_init();
   const ErrorContext context = {.operation = "init_process_group"};
+  refuse_second_init();
   if (!store) throw InvalidArgument("store is null", context);
   if (!options.init_method.empty()) {
     throw InvalidArgument("init_method cannot be given with a store", context);
@@ -148,25 +171,23 @@ void init_process_group(c10::intrusive_ptr<c10d::Store> store,
                               std::to_string(*options.world_size),
                           context);
   }
-  const bool interop = chosen_interop(options);
-  const std::string backend = chosen_backend(options, interop);
-  try {
-    form_group({.store = std::move(store),
-                .rank = *options.rank,
-                .world_size = *options.world_size},
-               backend,
-               options.timeout,
-               interop);
-  } catch (...) {
-    distributed::rethrow_converted(context);
-  }
+  form_group(options, [&](bool) {
+    return Joined{.store = std::move(store),
+                  .rank = *options.rank,
+                  .world_size = *options.world_size};
+  });
 }
 
 void destroy_process_group() {
   const auto group = distributed::exchange_default_group(nullptr);
   if (!group) return;
   group->backend->shutdown();
-  if (group->liveness) group->liveness->leave();
+  if (!group->liveness) return;
+  group->liveness->leave();
+  if (group->hosts_store) {
+    distributed::wait_for_goodbyes(*group->liveness,
+                                   std::min(group->timeout, kGoodbyeBound));
+  }
 }
 
 bool is_initialized() noexcept {
