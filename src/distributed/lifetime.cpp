@@ -7,7 +7,6 @@
 #include <exception>
 #include <mutex>
 
-#include "distributed/group.h"
 #include "lockstep/core/log.h"
 #include "lockstep/distributed/process_group.h"
 #include "rendezvous/rendezvous.h"
@@ -16,7 +15,6 @@ namespace lockstep::distributed {
 namespace {
 
 pid_t owner = 0;
-std::terminate_handler previous_handler = nullptr;
 
 void at_exit() {
   if (::getpid() != owner) return;  // a forked child: the peers are not its own
@@ -28,27 +26,6 @@ void at_exit() {
   }
 }
 
-void announce_uncaught(const std::string& text) {
-  log::error("uncaught exception: " + text);
-  const auto group = default_group();
-  if (group && group->liveness) group->liveness->announce_failure(text);
-}
-
-void at_terminate() {
-  if (const auto error = std::current_exception();
-      error && ::getpid() == owner) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const std::exception& e) {
-      announce_uncaught(e.what());
-    } catch (...) {
-      announce_uncaught("no std::exception");
-    }
-  }
-  if (previous_handler) previous_handler();
-  std::abort();
-}
-
 }  // namespace
 
 void tie_to_process() {
@@ -56,7 +33,6 @@ void tie_to_process() {
   std::call_once(once, [] {
     owner = ::getpid();
     std::atexit(at_exit);
-    previous_handler = std::set_terminate(at_terminate);
   });
 }
 

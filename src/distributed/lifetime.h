@@ -6,9 +6,8 @@
 
 namespace lockstep::distributed {
 
-/// From now on the end of the process ends its group in good order: at exit it
-/// says goodbye, and an uncaught exception is printed with the rank and told to
-/// the peers before the process aborts. Once per process; thread safe.
+/// From now on a process that exits without destroy_process_group leaves its
+/// group in good order. Thread safe.
 void tie_to_process();
 
 /// Returns when all peers have left, one was lost, or `bound` has passed.
