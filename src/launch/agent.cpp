@@ -28,6 +28,12 @@ constexpr int kSignalExit = 128;
 
 }  // namespace
 
+std::string describe(const WorkerExit& exit) {
+  if (exit.stopped) return "stopped by " + signal_name(exit.signal);
+  if (exit.signal != 0) return "killed by " + signal_name(exit.signal);
+  return "exit code " + std::to_string(exit.exit_code);
+}
+
 std::vector<int> Outcome::exit_codes() const {
   std::vector<int> codes(exits.size());
   for (const WorkerExit& exit : exits) {

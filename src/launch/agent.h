@@ -6,6 +6,7 @@
 #include <functional>
 #include <list>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -37,6 +38,9 @@ struct WorkerExit {
   int signal = 0;        ///< that ended it
   bool stopped = false;  ///< the signal was the agent's
 };
+
+/// "exit code 3", "killed by SIGSEGV", "stopped by SIGTERM".
+std::string describe(const WorkerExit& exit);
 
 /// How the job ended.
 struct Outcome {

@@ -1,6 +1,5 @@
 #include "launch/guard.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -10,6 +9,7 @@
 #include <system_error>
 #include <vector>
 
+#include "launch/pipe.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launcher {
@@ -45,20 +45,15 @@ namespace {
 }  // namespace
 
 Guard::Guard(size_t capacity) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw LaunchError("cannot make a pipe: " +
-                      std::generic_category().message(errno));
-  }
-  const Fd read_end(ends[0]);
-  pipe_.reset(ends[1]);
+  Pipe pipe = make_pipe();
+  pipe_ = std::move(pipe.write_end);
   std::vector<pid_t> groups(capacity, 0);
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   pid_ = ::_Fork();
-  if (pid_ == 0) guard_groups(ends[0], groups.data(), capacity);
+  if (pid_ == 0) guard_groups(pipe.read_end.get(), groups.data(), capacity);
   const int error = errno;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid_ < 0) {

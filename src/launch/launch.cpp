@@ -8,9 +8,11 @@
 #include <list>
 #include <memory>
 
+#include "core/host.h"
 #include "launch/agent.h"
 #include "launch/cpus.h"
 #include "launch/output.h"
+#include "launch/pipe.h"
 #include "launch/port.h"
 #include "launch/process.h"
 #include "launch/worker_env.h"
@@ -55,11 +57,6 @@ void check(const LaunchConfig& config) {
   }
 }
 
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
-}
-
 std::string prefix_of(int rank) {
   return "[rank " + std::to_string(rank) + "]: ";
 }
@@ -75,34 +72,13 @@ void describe_terminal(Environment& variables, size_t prefix_size) {
   }
 }
 
-struct Pipe {
-  Fd read_end;
-  Fd write_end;
-};
-
-Pipe make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw LaunchError(
-        "cannot make a pipe for a worker's output; is the limit of open files "
-        "(ulimit -n) too low?");
-  }
-  return {Fd(ends[0]), Fd(ends[1])};
-}
-
-std::string how_it_ended(const WorkerExit& exit) {
-  if (exit.stopped) return "stopped by " + signal_name(exit.signal);
-  if (exit.signal != 0) return "killed by " + signal_name(exit.signal);
-  return "exit code " + std::to_string(exit.exit_code);
-}
-
 /// The first failure in time, then what came after it.
 std::string report(const Job& job,
                    const Outcome& outcome,
                    const std::deque<std::string>& last_lines) {
   const WorkerExit& first = outcome.exits[*outcome.failure];
   std::string text = "rank " + std::to_string(job.rank(first.local_rank)) +
-                     " failed first: " + how_it_ended(first) + " (local rank " +
+                     " failed first: " + describe(first) + " (local rank " +
                      std::to_string(first.local_rank) + ", pid " +
                      std::to_string(first.pid) + ", host " + host_name() + ")";
   if (!last_lines.empty()) text += "\n  its last lines on stderr:";
@@ -111,7 +87,7 @@ std::string report(const Job& job,
   for (size_t i = *outcome.failure + 1; i < outcome.exits.size(); ++i) {
     const WorkerExit& exit = outcome.exits[i];
     text += "\n    rank " + std::to_string(job.rank(exit.local_rank)) + ": " +
-            how_it_ended(exit);
+            describe(exit);
   }
   return text;
 }
@@ -175,9 +151,7 @@ LaunchResult launch(const LaunchConfig& config) {
           .out = to_out.write_end.get(),
           .err = to_err.write_end.get()};
       if (rank == 0) {
-        spec.environment["LOCKSTEP_MASTER_FD"] =
-            std::to_string(port.socket.get());
-        spec.inherited.push_back(port.socket.get());
+        pass_on(port, spec);
         describe_terminal(spec.environment, prefix.size());
       }
       agent.start(spec);

@@ -96,4 +96,9 @@ ReservedPort reserve_port(const std::string& host, int port) {
   refuse(host, port, last_error);
 }
 
+void pass_on(const ReservedPort& port, ProcessSpec& spec) {
+  spec.environment["LOCKSTEP_MASTER_FD"] = std::to_string(port.socket.get());
+  spec.inherited.push_back(port.socket.get());
+}
+
 }  // namespace lockstep::launcher

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/fd.h"
+#include "launch/process.h"
 
 namespace lockstep::launcher {
 
@@ -20,5 +21,8 @@ struct ReservedPort {
 /// Throws LaunchError that names the address, the port and the remedy when it
 /// is taken or not an address of this host.
 ReservedPort reserve_port(const std::string& host, int port);
+
+/// Lets the process inherit the socket, its descriptor in LOCKSTEP_MASTER_FD.
+void pass_on(const ReservedPort& port, ProcessSpec& spec);
 
 }  // namespace lockstep::launcher

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "launch/pipe.h"
 #include "launch/signals.h"
 #include "lockstep/core/error.h"
 
@@ -131,12 +132,7 @@ Process start_process(const ProcessSpec& spec, const Guard& guard) {
   }
   const std::vector<char*> argv = pointers(arguments);
   const std::vector<char*> environment = pointers(variables);
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw LaunchError("cannot make a pipe: " + text_of(errno));
-  }
-  const Fd status(ends[0]);
-  Fd status_end(ends[1]);
+  Pipe status = make_pipe();
   const Fd in = above_streams(spec.in);
   const Fd out = above_streams(spec.out);
   const Fd err = above_streams(spec.err);
@@ -149,7 +145,7 @@ Process start_process(const ProcessSpec& spec, const Guard& guard) {
                     .guard = &guard,
                     .parent = ::getpid(),
                     .mask = {},
-                    .status_pipe = status_end.get()};
+                    .status_pipe = status.write_end.get()};
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &plan.mask);
@@ -161,11 +157,11 @@ Process start_process(const ProcessSpec& spec, const Guard& guard) {
     throw LaunchError("cannot start a process for " + spec.path + ": " +
                       text_of(fork_error));
   }
-  status_end.reset();
+  status.write_end.reset();
   int error = 0;
   ssize_t size = 0;
   do {
-    size = ::read(status.get(), &error, sizeof(error));
+    size = ::read(status.read_end.get(), &error, sizeof(error));
   } while (size < 0 && errno == EINTR);
   Process process{pid, Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))};
   if (size == sizeof(error) || !process.pidfd) {

@@ -7,9 +7,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <system_error>
-
-#include "lockstep/core/error.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -38,16 +35,9 @@ bool is_default(const struct sigaction& action, int signal) {
 
 }  // namespace
 
-SignalRelay::SignalRelay() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
-    throw LaunchError("cannot make a pipe: " +
-                      std::generic_category().message(errno));
-  }
-  read_end_.reset(ends[0]);
-  write_end_.reset(ends[1]);
+SignalRelay::SignalRelay() : pipe_(make_pipe(O_NONBLOCK)) {
   int none = -1;
-  if (!relay_end.compare_exchange_strong(none, write_end_.get())) return;
+  if (!relay_end.compare_exchange_strong(none, pipe_.write_end.get())) return;
   struct sigaction action = {};
   action.sa_handler = relay;
   action.sa_flags = SA_RESTART;
@@ -60,7 +50,7 @@ SignalRelay::SignalRelay() {
 }
 
 SignalRelay::~SignalRelay() {
-  if (relay_end.load() != write_end_.get()) return;
+  if (relay_end.load() != pipe_.write_end.get()) return;
   for (size_t i = 0; i < kSignals.size(); ++i) {
     if (installed[i]) ::sigaction(kSignals[i], &previous[i], nullptr);
     installed[i] = false;
@@ -70,7 +60,7 @@ SignalRelay::~SignalRelay() {
 
 std::optional<int> SignalRelay::next() {
   unsigned char byte = 0;
-  if (::read(read_end_.get(), &byte, 1) != 1) return std::nullopt;
+  if (::read(pipe_.read_end.get(), &byte, 1) != 1) return std::nullopt;
   return byte;
 }
 

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "core/fd.h"
+#include "launch/pipe.h"
 
 namespace lockstep::launcher {
 
@@ -19,13 +19,12 @@ class SignalRelay {
   SignalRelay& operator=(const SignalRelay&) = delete;
 
   /// Readable when a signal is there.
-  [[nodiscard]] int fd() const { return read_end_.get(); }
+  [[nodiscard]] int fd() const { return pipe_.read_end.get(); }
   /// The next signal, if there is one.
   std::optional<int> next();
 
  private:
-  Fd read_end_;
-  Fd write_end_;
+  Pipe pipe_;
 };
 
 /// Default handling of what a relay of the parent handles. For a child between
