@@ -5,7 +5,7 @@
 #include "core/env.h"
 #include "lockstep/core/error.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 constexpr int kMaxWorldSize = 1 << 20;
@@ -109,4 +109,4 @@ ClusterEnvironment read_cluster_environment() {
   return result;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

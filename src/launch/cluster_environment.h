@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// What the environment says about this process's place in a job. Nothing is
 /// filled in: what no variable tells is empty.
@@ -32,4 +32,4 @@ struct ClusterEnvironment {
 /// rank outside its world.
 ClusterEnvironment read_cluster_environment();
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -89,7 +89,7 @@ const std::optional<Child>& this_child() {
 /// The rank that a launcher gave this process, if one did. A Slurm batch script
 /// has a rank, but no launcher started it.
 std::optional<LaunchContext> launched_rank() {
-  const auto place = launch::read_cluster_environment();
+  const auto place = read_cluster_environment();
   if (!place.rank || !place.world_size || place.source == "Slurm job") {
     return std::nullopt;
   }

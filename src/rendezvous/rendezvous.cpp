@@ -28,7 +28,7 @@
 namespace lockstep::rendezvous {
 namespace {
 
-using launch::ClusterEnvironment;
+using launcher::ClusterEnvironment;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 [[noreturn]] void fail(const std::string& message) {
@@ -87,7 +87,7 @@ Place find_place(const InitOptions& options) {
   Place place;
   place.url =
       parse_url(options.init_method.empty() ? "env://" : options.init_method);
-  place.environment = launch::read_cluster_environment();
+  place.environment = launcher::read_cluster_environment();
   log::debug("the environment's ranks come from: " + place.environment.source);
   Setting rank("rank");
   Setting world_size("world_size");

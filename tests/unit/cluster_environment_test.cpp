@@ -10,7 +10,7 @@
 
 #include "lockstep/core/error.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -246,4 +246,4 @@ TEST(ClusterEnvironment, BadValuesNameTheVariable) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher
