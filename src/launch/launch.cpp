@@ -4,13 +4,12 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <list>
-#include <memory>
+#include <deque>
 
 #include "core/host.h"
 #include "launch/agent.h"
 #include "launch/cpus.h"
+#include "launch/error_file.h"
 #include "launch/output.h"
 #include "launch/pipe.h"
 #include "launch/port.h"
@@ -57,10 +56,6 @@ void check(const LaunchConfig& config) {
   }
 }
 
-std::string prefix_of(int rank) {
-  return "[rank " + std::to_string(rank) + "]: ";
-}
-
 /// A worker of rank 0 that draws a progress bar draws it for our terminal.
 void describe_terminal(Environment& variables, size_t prefix_size) {
   if (::isatty(STDOUT_FILENO) == 0) return;
@@ -72,106 +67,145 @@ void describe_terminal(Environment& variables, size_t prefix_size) {
   }
 }
 
-/// The first failure in time, then what came after it.
-std::string report(const Job& job,
-                   const Outcome& outcome,
-                   const std::deque<std::string>& last_lines) {
-  const WorkerExit& first = outcome.exits[*outcome.failure];
-  std::string text = "rank " + std::to_string(job.rank(first.local_rank)) +
-                     " failed first: " + describe(first) + " (local rank " +
-                     std::to_string(first.local_rank) + ", pid " +
-                     std::to_string(first.pid) + ", host " + host_name() + ")";
-  if (!last_lines.empty()) text += "\n  its last lines on stderr:";
-  for (const std::string& line : last_lines) text += "\n    " + line;
-  if (*outcome.failure + 1 < outcome.exits.size()) text += "\n  after it:";
-  for (size_t i = *outcome.failure + 1; i < outcome.exits.size(); ++i) {
-    const WorkerExit& exit = outcome.exits[i];
-    text += "\n    rank " + std::to_string(job.rank(exit.local_rank)) + ": " +
-            describe(exit);
+std::vector<std::string> find_programs(
+    const std::vector<LaunchProgram>& programs) {
+  std::vector<std::string> paths;
+  for (const LaunchProgram& program : programs) {
+    paths.push_back(find_program(program.command.front()));
   }
-  return text;
+  return paths;
 }
+
+Job job_of(const LaunchConfig& config, const ReservedPort& port) {
+  Job job = {.nnodes = config.nnodes,
+             .node_rank = config.node_rank,
+             .local_world_size = 0,
+             .master_addr = config.master_addr,
+             .master_port = port.socket ? port.port : config.master_port,
+             .run_id = config.run_id.empty() ? random_run_id() : config.run_id};
+  for (const LaunchProgram& program : config.programs) {
+    job.local_world_size += program.nprocs;
+  }
+  return job;
+}
+
+/// The workers of this node, from their start to their end.
+class NodeRun {
+ public:
+  explicit NodeRun(const LaunchConfig& config)
+      : paths_(find_programs(config.programs)),
+        port_(config.node_rank == 0
+                  ? reserve_port(config.master_addr, config.master_port)
+                  : ReservedPort()),
+        job_(job_of(config, port_)),
+        agent_(job_.local_world_size, {.grace = config.grace}) {
+    agent_.write(out_);
+    agent_.write(err_);
+    for (size_t part = 0; part < paths_.size(); ++part) {
+      const LaunchProgram& program = config.programs[part];
+      for (int i = 0; i < program.nprocs; ++i) {
+        start(paths_[part], program.command);
+      }
+    }
+    log::info("started " + std::to_string(job_.local_world_size) +
+              " workers on " + std::to_string(cpus_) + " CPUs");
+  }
+
+  LaunchResult operator()() {
+    const Outcome outcome = agent_.run();
+    if (outcome.failure) {
+      const WorkerExit& first = outcome.exits[*outcome.failure];
+      throw LaunchError(report(outcome),
+                        {.peers = {job_.rank(first.local_rank)}},
+                        first.exit_code);
+    }
+    return {.exit_codes = outcome.exit_codes(), .signal = outcome.signal};
+  }
+
+ private:
+  struct Worker {
+    LineSplitter out;
+    LineSplitter err;
+    ErrorFile error_file = {};
+  };
+
+  /// Starts the next local rank.
+  void start(const std::string& path, const std::vector<std::string>& command) {
+    const int local_rank = static_cast<int>(workers_.size());
+    const int rank = job_.rank(local_rank);
+    const std::string prefix =
+        job_.world_size() > 1 ? "[rank " + std::to_string(rank) + "]: " : "";
+    Worker& worker = workers_.emplace_back(
+        Worker{LineSplitter(out_, prefix), LineSplitter(err_, prefix)});
+    Pipe out = make_pipe();
+    Pipe err = make_pipe();
+    ProcessSpec spec = {
+        .path = path,
+        .argv = command,
+        .environment = worker_environment(job_, local_rank, base_, cpus_),
+        .in = rank == 0 && !stdin_is_terminal_ ? STDIN_FILENO : nothing_.get(),
+        .out = out.write_end.get(),
+        .err = err.write_end.get()};
+    spec.environment["TORCHELASTIC_ERROR_FILE"] = worker.error_file.path();
+    if (rank == 0) {
+      pass_on(port_, spec);
+      describe_terminal(spec.environment, prefix.size());
+    }
+    agent_.start(spec);
+    relay(std::move(out.read_end), worker.out, out_);
+    relay(std::move(err.read_end), worker.err, err_);
+  }
+
+  void relay(Fd fd, LineSplitter& lines, const Sink& sink) {
+    agent_.read(
+        std::move(fd),
+        [&lines](std::string_view bytes) {
+          bytes.empty() ? lines.finish() : lines.add(bytes);
+        },
+        &sink);
+  }
+
+  /// The first failure in time, then what came after it.
+  std::string report(const Outcome& outcome) const {
+    const WorkerExit& first = outcome.exits[*outcome.failure];
+    const Worker& worker = workers_[static_cast<size_t>(first.local_rank)];
+    std::string text = "rank " + std::to_string(job_.rank(first.local_rank)) +
+                       " failed first: " + describe(first) + " (local rank " +
+                       std::to_string(first.local_rank) + ", pid " +
+                       std::to_string(first.pid) + ", host " + host_name() +
+                       ")";
+    const std::string message = worker.error_file.message();
+    if (!message.empty()) text += "\n  its error: " + message;
+    const auto& last_lines = worker.err.tail();
+    if (!last_lines.empty()) text += "\n  its last lines on stderr:";
+    for (const std::string& line : last_lines) text += "\n    " + line;
+    if (*outcome.failure + 1 < outcome.exits.size()) text += "\n  after it:";
+    for (size_t i = *outcome.failure + 1; i < outcome.exits.size(); ++i) {
+      const WorkerExit& exit = outcome.exits[i];
+      text += "\n    rank " + std::to_string(job_.rank(exit.local_rank)) +
+              ": " + describe(exit);
+    }
+    return text;
+  }
+
+  std::vector<std::string> paths_;
+  ReservedPort port_;
+  Job job_;
+  int cpus_ = allowed_cpus();
+  Environment base_ = own_environment();
+  bool stdin_is_terminal_ = ::isatty(STDIN_FILENO) == 1;
+  Fd nothing_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  Sink out_{STDOUT_FILENO};
+  Sink err_{STDERR_FILENO};
+  std::deque<Worker> workers_;  ///< by local rank; the agent holds references
+  Agent agent_;
+};
 
 }  // namespace
 
 LaunchResult launch(const LaunchConfig& config) {
   check(config);
-  Job job = {.nnodes = config.nnodes,
-             .node_rank = config.node_rank,
-             .local_world_size = 0,
-             .master_addr = config.master_addr,
-             .run_id = config.run_id.empty() ? random_run_id() : config.run_id};
-  std::vector<std::string> paths;
-  for (const LaunchProgram& program : config.programs) {
-    paths.push_back(find_program(program.command.front()));
-    job.local_world_size += program.nprocs;
-  }
-  ReservedPort port;
-  if (config.node_rank == 0) {
-    port = reserve_port(config.master_addr, config.master_port);
-  }
-  job.master_port = port.socket ? port.port : config.master_port;
-
-  const int cpus = allowed_cpus();
-  const Environment base = own_environment();
-  const bool stdin_is_terminal = ::isatty(STDIN_FILENO) == 1;
-  const Fd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  Sink out(STDOUT_FILENO);
-  Sink err(STDERR_FILENO);
-  std::list<LineSplitter> lines;
-  std::vector<const LineSplitter*> errors;
-
-  Agent agent(job.local_world_size, {.grace = config.grace});
-  agent.write(out);
-  agent.write(err);
-  const auto relay = [&](Fd fd, Sink& sink, const std::string& prefix) {
-    LineSplitter& splitter = lines.emplace_back(sink, prefix);
-    agent.read(
-        std::move(fd),
-        [&splitter](std::string_view bytes) {
-          bytes.empty() ? splitter.finish() : splitter.add(bytes);
-        },
-        &sink);
-    return &splitter;
-  };
-
-  int local_rank = 0;
-  for (size_t part = 0; part < config.programs.size(); ++part) {
-    for (int i = 0; i < config.programs[part].nprocs; ++i, ++local_rank) {
-      const int rank = job.rank(local_rank);
-      const std::string prefix =
-          job.world_size() > 1 ? prefix_of(rank) : std::string();
-      Pipe to_out = make_pipe();
-      Pipe to_err = make_pipe();
-      ProcessSpec spec = {
-          .path = paths[part],
-          .argv = config.programs[part].command,
-          .environment = worker_environment(job, local_rank, base, cpus),
-          .in = rank == 0 && !stdin_is_terminal ? STDIN_FILENO : nothing.get(),
-          .out = to_out.write_end.get(),
-          .err = to_err.write_end.get()};
-      if (rank == 0) {
-        pass_on(port, spec);
-        describe_terminal(spec.environment, prefix.size());
-      }
-      agent.start(spec);
-      relay(std::move(to_out.read_end), out, prefix);
-      errors.push_back(relay(std::move(to_err.read_end), err, prefix));
-    }
-  }
-  log::info("started " + std::to_string(job.local_world_size) + " workers, " +
-            "threads per worker: " +
-            worker_environment(job, 0, base, cpus)["OMP_NUM_THREADS"]);
-
-  const Outcome outcome = agent.run();
-  if (outcome.failure) {
-    const WorkerExit& first = outcome.exits[*outcome.failure];
-    const auto index = static_cast<size_t>(first.local_rank);
-    throw LaunchError(report(job, outcome, errors[index]->tail()),
-                      {.peers = {job.rank(first.local_rank)}},
-                      first.exit_code);
-  }
-  return {.exit_codes = outcome.exit_codes(), .signal = outcome.signal};
+  return NodeRun(config)();
 }
 
 }  // namespace lockstep

@@ -208,6 +208,16 @@ TEST(LaunchExitCode, OfAnUncaughtExceptionIsThatOfAbort) {
   EXPECT_NE(result.err.find("the reason", report), std::string::npos);
 }
 
+TEST(LaunchExitCode, ComesWithTheErrorThatTheWorkerRecorded) {
+  const auto result = run(run_shell(
+      2,
+      "test $RANK = 1 || exec sleep 60; echo '{\"message\": {\"message\": "
+      "\"ValueError: odd\"}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
+  EXPECT_EQ(result.exit_code, 1) << result;
+  EXPECT_NE(result.err.find("its error: ValueError: odd\n"), std::string::npos)
+      << result;
+}
+
 TEST(LaunchExitCode, OfAProgramThatIsNotThereIs127InOneLine) {
   for (const char* program : {"./no-such-program", "no-such-program"}) {
     const auto result = run(lockstep_run({"-n", "4", program}));

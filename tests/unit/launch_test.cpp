@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "launch/cpus.h"
+#include "launch/error_file.h"
 #include "launch/output.h"
 #include "launch/pipe.h"
 #include "launch/process.h"
@@ -221,6 +222,24 @@ TEST(Output, AReaderThatLeftIsForgotten) {
   sink.flush();
   EXPECT_FALSE(sink.pending());
   ::signal(SIGPIPE, SIG_DFL);
+}
+
+TEST(ErrorFile, GivesTheInnermostMessage) {
+  const ErrorFile file;
+  EXPECT_EQ(file.message(), "");
+  std::ofstream(file.path())
+      << R"({"message": {"message": "ValueError: \"x\"\nline \u00e9", )"
+         R"("extraInfo": {"py_callstack": "..."}}})";
+  EXPECT_EQ(file.message(), "ValueError: \"x\"\nline ?");
+}
+
+TEST(ErrorFile, TakesOtherContentForNothing) {
+  EXPECT_EQ(error_message(R"({"message":"plain"})"), "plain");
+  for (const char* text :
+       {"", "{}", "\"message\":", R"({"message": {"text": 1}})", "garbage"}) {
+    EXPECT_EQ(error_message(text), "") << text;
+  }
+  EXPECT_EQ(error_message(R"({"message": "cut \)"), "cut ");
 }
 
 // --- arguments of spawn ------------------------------------------------------

@@ -1,0 +1,127 @@
+"""Python ranks under `lockstep run`; torchrun and mpirun over `spawn`."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD = pathlib.Path(os.environ["BUILD_DIR"])
+LOCKSTEP = BUILD / "bin" / "lockstep"
+# The test binary, started as a program that calls spawn.
+SPAWNS = [
+    BUILD / "bin" / "multiprocess_launch",
+    "--lockstep-test-process",
+    "spawn_place",
+]
+
+ALL_REDUCE = """
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.full((3,), float(dist.get_rank() + 1))
+dist.all_reduce(x)
+assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])
+print(x.tolist(), flush=True)
+dist.destroy_process_group()
+"""
+
+RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+import os, time
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("odd input")
+    time.sleep(60)
+main()
+"""
+
+
+def start(*command, **env):
+    clean = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**clean, "PYTHON_EXEC": sys.executable, **env},
+    )
+
+
+def finish(process):
+    """Returns exit code, sorted lines of stdout, and stderr."""
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    return process.returncode, sorted(out.splitlines()), err
+
+
+class LaunchTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def script(self, text):
+        path = self.folder / "script.py"
+        path.write_text(text)
+        return path
+
+    def test_python_ranks_meet(self):
+        job = start(LOCKSTEP, "run", "-n", 2, self.script(ALL_REDUCE))
+        code, lines, err = finish(job)
+        self.assertEqual(code, 0, err)
+        self.assertEqual(
+            lines, [f"[rank {i}]: [3.0, 3.0, 3.0]" for i in range(2)]
+        )
+        self.assertEqual(err, "")
+
+    def test_two_nodes_meet(self):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        script = self.script(ALL_REDUCE)
+        nodes = [
+            start(
+                LOCKSTEP, "run", "--nnodes", 2, "--node-rank", rank,
+                "--master-addr", "127.0.0.1", "--master-port", port, script,
+            )
+            for rank in range(2)
+        ]
+        for rank, node in enumerate(nodes):
+            code, lines, err = finish(node)
+            self.assertEqual(code, 0, err)
+            self.assertEqual(lines, [f"[rank {rank}]: [3.0, 3.0, 3.0]"])
+
+    def test_recorded_errors_are_reported(self):
+        job = start(LOCKSTEP, "run", "-n", 2, self.script(RECORDED))
+        code, _, err = finish(job)
+        self.assertEqual(code, 1, err)
+        self.assertIn("its error: ValueError: odd input\n", err)
+
+    def check_spawn_here(self, *launcher, **env):
+        code, lines, err = finish(start(*launcher, *SPAWNS, **env))
+        self.assertEqual(code, 0, err)
+        self.assertEqual(lines, ["0 of 2 5 here", "1 of 2 5 here"])
+
+    def test_spawn_under_torchrun(self):
+        self.check_spawn_here(
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            "--no-python", "--nproc-per-node", "2",
+        )
+
+    def test_spawn_under_mpirun(self):
+        self.check_spawn_here(
+            "mpirun", "-n", "2", "--oversubscribe",
+            OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
