@@ -11,6 +11,7 @@
 
 #include "core/fd.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/export.h"
 
 namespace lockstep::comm {
 
@@ -30,7 +31,7 @@ struct PeerFailure {
 /// backends. Needs the store only while it starts.
 ///
 /// Thread safety: all members, except construction and destruction.
-class Liveness {
+class LOCKSTEP_API Liveness {
  public:
   /// Collective over all ranks. Publishes this rank's endpoint and secret
   /// under `store`, connects, and learns which ranks share the host by really

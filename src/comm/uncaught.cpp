@@ -1,0 +1,81 @@
+#include "comm/uncaught.h"
+
+#include <cxxabi.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "comm/liveness/registry.h"
+#include "comm/liveness/watcher.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+std::terminate_handler previous = nullptr;
+
+std::string type_name(const std::type_info& type) {
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, nullptr), std::free);
+  return name ? name.get() : type.name();
+}
+
+struct Uncaught {
+  std::string text;
+  bool consequence = false;  ///< of another rank's end
+};
+
+Uncaught current() {
+  const auto* type = abi::__cxa_current_exception_type();
+  if (type == nullptr) return {.text = "std::terminate was called"};
+  const auto name = "uncaught " + type_name(*type);
+  try {
+    throw;
+  } catch (const PeerLost& error) {
+    return {.text = name + ": " + error.what(), .consequence = true};
+  } catch (const std::exception& error) {
+    return {.text = name + ": " + error.what()};
+  } catch (...) {
+    return {.text = name};
+  }
+}
+
+[[noreturn]] void handle() {
+  try {
+    const auto uncaught = current();
+    std::string who;
+    liveness::visit_registry([&](const liveness::Watcher& watcher) {
+      if (!who.empty()) who += ", ";
+      who += "rank " + std::to_string(watcher.rank()) + '/' +
+             std::to_string(watcher.world_size());
+    });
+    if (who.empty()) who = "lockstep";
+    const auto line = '[' + who + "] " + uncaught.text + '\n';
+    [[maybe_unused]] const auto written =
+        ::write(STDERR_FILENO, line.data(), line.size());
+    liveness::visit_registry([&](liveness::Watcher& watcher) {
+      if (uncaught.consequence) {
+        watcher.leave();
+      } else {
+        watcher.announce_failure(uncaught.text);
+      }
+    });
+  } catch (...) {
+  }
+  if (previous != nullptr) previous();
+  std::abort();
+}
+
+}  // namespace
+
+void install_uncaught_handler() {
+  [[maybe_unused]] static const bool once = [] {
+    previous = std::set_terminate(handle);
+    return true;
+  }();
+}
+
+}  // namespace lockstep::comm
