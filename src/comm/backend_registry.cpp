@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 
+#include "comm/backends/shm/shm_backend.h"
 #include "comm/liveness.h"
 #include "lockstep/core/error.h"
 
@@ -18,6 +19,7 @@ struct Registry {
   std::mutex mutex;
   std::map<std::string, BackendFactory> factories = {
       {"hybrid", create_hybrid},
+      {"shm", shm::create},
   };
 };
 

@@ -14,13 +14,13 @@ class Liveness;
 
 /// What a backend of a group is made from.
 struct BackendContext {
-  c10::intrusive_ptr<c10d::Store> store;  ///< key space of this group
+  c10::intrusive_ptr<c10d::Store> store = {};  ///< key space of this group
   int rank = 0;
   int world_size = 1;
   std::string group_name = "world";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Watches the peers; null in an interop group.
-  std::shared_ptr<Liveness> liveness;
+  std::shared_ptr<Liveness> liveness = {};
   bool interop = false;
 };
 

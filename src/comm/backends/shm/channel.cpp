@@ -1,0 +1,99 @@
+#include "comm/backends/shm/channel.h"
+
+#include "comm/backends/shm/fingerprint.h"
+#include "comm/liveness.h"
+
+namespace lockstep::comm::shm {
+
+Channel::Channel(std::shared_ptr<Liveness> liveness,
+                 std::string group,
+                 std::chrono::milliseconds timeout)
+    : group_(std::move(group)),
+      rank_(liveness->rank()),
+      size_(liveness->world_size()),
+      layout_(size_),
+      segment_(share_one(*liveness, "shm/" + group_, layout_.bytes(), timeout)),
+      waiter_(control(rank_).bell, liveness, size_),
+      timeout_(timeout) {
+}
+
+ErrorContext Channel::context() const {
+  return {.operation = name(operation_),
+          .group = group_,
+          .backend = "shm",
+          .rank = rank_,
+          .world_size = size_,
+          .sequence = sequence_};
+}
+
+/// Raises the own flag and waits for the others'. Whoever sees all flags raised
+/// at once was among the last and rings those who sleep; with sequentially
+/// consistent flags at least one rank does.
+template <class Flag>
+void Channel::arrive(uint64_t value, Flag flag) {
+  flag(rank_).store(value, std::memory_order_seq_cst);
+  int next = 0;
+  const auto all_arrived = [&] {
+    while (next < size_ &&
+           flag(next).load(std::memory_order_seq_cst) >= value) {
+      ++next;
+    }
+    return next == size_;
+  };
+  if (all_arrived()) {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) ring(control(peer).bell);
+    }
+    return;
+  }
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (flag(peer).load(std::memory_order_acquire) < value) {
+        ranks.push_back(peer);
+      }
+    }
+    return ranks;
+  };
+  waiter_.wait(all_arrived, timeout_, missing, [&] { return context(); });
+}
+
+void Channel::begin(const Fingerprint& fingerprint,
+                    std::chrono::milliseconds timeout) {
+  ++sequence_;
+  operation_ = fingerprint.operation;
+  timeout_ = timeout;
+  const uint64_t turn = sequence_ % 2;
+  control(rank_).announcements[turn].fingerprint = fingerprint;
+  arrive(sequence_, [&](int rank) -> std::atomic<uint64_t>& {
+    return control(rank).announcements[turn].sequence;
+  });
+  compare(fingerprint);
+}
+
+void Channel::step() {
+  arrive(++steps_, [&](int rank) -> std::atomic<uint64_t>& {
+    return control(rank).progress.steps;
+  });
+}
+
+void Channel::compare(const Fingerprint& own) const {
+  const auto of = [&](int rank) -> const Fingerprint& {
+    return control(rank).announcements[sequence_ % 2].fingerprint;
+  };
+  bool equal = true;
+  for (int peer = 0; peer < size_; ++peer) equal &= of(peer) == own;
+  if (equal) return;
+  // All ranks see the same announcements and name the same pair.
+  int other = 1;
+  while (of(other) == of(0)) ++other;
+  ErrorContext filled = context();
+  filled.peers = {other};
+  throw MismatchError(
+      "the ranks differ: rank 0 called " + describe(of(0)) + ", rank " +
+          std::to_string(other) + " called " + describe(of(other)) +
+          "; all ranks must make the same calls in the same order",
+      std::move(filled));
+}
+
+}  // namespace lockstep::comm::shm

@@ -1,0 +1,93 @@
+#include "comm/backends/shm/fingerprint.h"
+
+#include <algorithm>
+
+namespace lockstep::comm::shm {
+namespace {
+
+const char* name(ReduceOp op) noexcept {
+  switch (op) {
+    case ReduceOp::SUM:
+      return "SUM";
+    case ReduceOp::AVG:
+      return "AVG";
+    case ReduceOp::PRODUCT:
+      return "PRODUCT";
+    case ReduceOp::MIN:
+      return "MIN";
+    case ReduceOp::MAX:
+      return "MAX";
+  }
+  return "?";
+}
+
+std::string describe_shape(const Fingerprint& fingerprint) {
+  std::string text = "[";
+  for (size_t i = 0; i < fingerprint.dimensions; ++i) {
+    if (i > 0) text += ", ";
+    if (i == Fingerprint::kSizes) {
+      text += "...] of " + std::to_string(fingerprint.numel) + " elements";
+      return text;
+    }
+    text += std::to_string(fingerprint.sizes[i]);
+  }
+  return text + ']';
+}
+
+}  // namespace
+
+const char* name(Operation operation) noexcept {
+  switch (operation) {
+    case Operation::kBarrier:
+      return "barrier";
+    case Operation::kAllReduce:
+      return "all_reduce";
+    case Operation::kBroadcast:
+      return "broadcast";
+    case Operation::kAllGather:
+      return "all_gather";
+    case Operation::kReduceScatter:
+      return "reduce_scatter";
+  }
+  return "?";
+}
+
+Fingerprint fingerprint(Operation operation, const at::Tensor& tensor) {
+  Fingerprint result;
+  result.numel = static_cast<uint64_t>(tensor.numel());
+  const auto sizes = tensor.sizes();
+  std::copy_n(sizes.begin(),
+              std::min(sizes.size(), Fingerprint::kSizes),
+              result.sizes.begin());
+  result.operation = operation;
+  result.dtype = static_cast<uint8_t>(tensor.scalar_type());
+  result.dimensions = static_cast<uint8_t>(sizes.size());
+  return result;
+}
+
+Fingerprint fingerprint(Operation operation,
+                        const at::Tensor& tensor,
+                        ReduceOp op) {
+  auto result = fingerprint(operation, tensor);
+  result.reduce_op = static_cast<uint8_t>(op);
+  return result;
+}
+
+std::string describe(const Fingerprint& fingerprint) {
+  std::string text = name(fingerprint.operation);
+  if (fingerprint.operation == Operation::kBarrier) return text;
+  text += " of ";
+  text += c10::toString(static_cast<c10::ScalarType>(fingerprint.dtype));
+  text += ' ' + describe_shape(fingerprint);
+  if (fingerprint.operation == Operation::kAllReduce ||
+      fingerprint.operation == Operation::kReduceScatter) {
+    text += " with ";
+    text += name(static_cast<ReduceOp>(fingerprint.reduce_op));
+  }
+  if (fingerprint.operation == Operation::kBroadcast) {
+    text += " from rank " + std::to_string(fingerprint.root);
+  }
+  return text;
+}
+
+}  // namespace lockstep::comm::shm
