@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 
+#include "comm/backends/gloo/gloo_backend.h"
 #include "comm/backends/shm/shm_backend.h"
 #include "comm/liveness.h"
 #include "lockstep/core/error.h"
@@ -20,6 +21,9 @@ struct Registry {
   std::map<std::string, BackendFactory> factories = {
       {"hybrid", create_hybrid},
       {"shm", shm::create},
+#ifdef LOCKSTEP_WITH_GLOO
+      {"gloo", gloo::create},
+#endif
   };
 };
 

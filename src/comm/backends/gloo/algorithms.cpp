@@ -1,0 +1,191 @@
+#include "comm/backends/gloo/algorithms.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "comm/kernels/reduce.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm::gloo {
+namespace {
+
+// Up to this size the direct way, in which a byte travels more often but there
+// is one exchange instead of two, is the faster one.
+constexpr size_t kDirectBytes = 64 * 1024;
+
+}  // namespace
+
+void Algorithms::exchange_with_all(const MessageOf& receive,
+                                   const MessageOf& send,
+                                   const Deadline& deadline) {
+  std::vector<Message> receives;
+  std::vector<Message> sends;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    receives.push_back(receive(peer));
+    sends.push_back(send(peer));
+  }
+  transport_.exchange(receives, sends, deadline, give_up_);
+}
+
+void Algorithms::send_from_root(int root,
+                                const MessageOf& receive,
+                                const MessageOf& send,
+                                const Deadline& deadline) {
+  std::vector<Message> receives;
+  std::vector<Message> sends;
+  if (rank_ != root) receives.push_back(receive(root));
+  for (int peer = 0; rank_ == root && peer < size_; ++peer) {
+    if (peer != root) sends.push_back(send(peer));
+  }
+  transport_.exchange(receives, sends, deadline, give_up_);
+}
+
+Algorithms::Message Algorithms::part(const Bytes& bytes,
+                                     int peer,
+                                     int of) const {
+  return {peer, bytes.data() + bytes.begin(of, size_), bytes.size(of, size_)};
+}
+
+void Algorithms::compare(const Fingerprint& own, const Deadline& deadline) {
+  std::vector<Fingerprint> all(size_, own);
+  const auto exchange_all = [&](const Deadline& end) {
+    exchange_with_all(
+        [&](int peer) {
+          return Message{peer, &all[peer], sizeof own};
+        },
+        [&](int peer) {
+          return Message{peer, &all[rank_], sizeof own};
+        },
+        end);
+  };
+  exchange_all(deadline);
+  const auto difference = mismatch(all);
+  if (!difference) return;
+  try {
+    exchange_all(Deadline(kFarewellTime));  // until all have seen it
+  } catch (const ExchangeError&) {
+    // A peer that has seen it may be gone.
+  }
+  throw MismatchError(*difference);
+}
+
+void Algorithms::all_gather(const std::vector<char*>& parts,
+                            const Bytes& own,
+                            const Deadline& deadline) {
+  if (own.data() != parts[rank_]) {
+    std::copy_n(own.data(), own.size(), parts[rank_]);
+  }
+  exchange_with_all(
+      [&](int peer) {
+        return Message{peer, parts[peer], own.size()};
+      },
+      [&](int peer) {
+        return Message{peer, own.data(), own.size()};
+      },
+      deadline);
+}
+
+void Algorithms::all_gather_parts(const Bytes& bytes,
+                                  const Deadline& deadline) {
+  exchange_with_all([&](int peer) { return part(bytes, peer, peer); },
+                    [&](int peer) { return part(bytes, peer, rank_); },
+                    deadline);
+}
+
+void Algorithms::broadcast(const Bytes& bytes,
+                           int root,
+                           const Deadline& deadline) {
+  if (size_ == 2 || bytes.size() <= kDirectBytes) {
+    const auto whole = [&](int peer) {
+      return Message{peer, bytes.data(), bytes.size()};
+    };
+    send_from_root(root, whole, whole, deadline);
+    return;
+  }
+  send_from_root(
+      root,
+      [&](int peer) { return part(bytes, peer, rank_); },
+      [&](int peer) { return part(bytes, peer, peer); },
+      deadline);
+  // Everyone passes its part on, except to the root, which has all.
+  const auto unless = [](bool left_out, Message message) {
+    if (left_out) message.bytes = 0;
+    return message;
+  };
+  exchange_with_all(
+      [&](int peer) { return unless(rank_ == root, part(bytes, peer, peer)); },
+      [&](int peer) { return unless(peer == root, part(bytes, peer, rank_)); },
+      deadline);
+}
+
+void Algorithms::exchange_and_reduce(char* target,
+                                     char* own,
+                                     size_t bytes,
+                                     const Fingerprint& fingerprint,
+                                     const MessageOf& send,
+                                     const Deadline& deadline) {
+  const auto dtype = static_cast<c10::ScalarType>(fingerprint.dtype);
+  const at::Tensor received =
+      at::empty({static_cast<int64_t>(bytes) * (size_ - 1)}, at::kByte);
+  std::vector<const void*> sources(size_, own);
+  exchange_with_all(
+      [&](int peer) {
+        char* const slot = static_cast<char*>(received.data_ptr()) +
+                           bytes * (peer < rank_ ? peer : peer - 1);
+        sources[peer] = slot;
+        return Message{peer, slot, bytes};
+      },
+      send,
+      deadline);
+  kernels::reduce(static_cast<ReduceOp>(fingerprint.reduce_op),
+                  dtype,
+                  target,
+                  sources.data(),
+                  size_,
+                  bytes / c10::elementSize(dtype));
+}
+
+void Algorithms::all_reduce(const Bytes& bytes,
+                            const Fingerprint& fingerprint,
+                            const Deadline& deadline) {
+  if (bytes.size() * (size_ - 1) <= kDirectBytes) {
+    exchange_and_reduce(
+        bytes.data(),
+        bytes.data(),
+        bytes.size(),
+        fingerprint,
+        [&](int peer) {
+          return Message{peer, bytes.data(), bytes.size()};
+        },
+        deadline);
+    return;
+  }
+  char* const own = bytes.data() + bytes.begin(rank_, size_);
+  exchange_and_reduce(
+      own,
+      own,
+      bytes.size(rank_, size_),
+      fingerprint,
+      [&](int peer) { return part(bytes, peer, peer); },
+      deadline);
+  all_gather_parts(bytes, deadline);
+}
+
+void Algorithms::reduce_scatter(const std::vector<char*>& parts,
+                                const Bytes& output,
+                                const Fingerprint& fingerprint,
+                                const Deadline& deadline) {
+  exchange_and_reduce(
+      output.data(),
+      parts[rank_],
+      output.size(),
+      fingerprint,
+      [&](int peer) {
+        return Message{peer, parts[peer], output.size()};
+      },
+      deadline);
+}
+
+}  // namespace lockstep::comm::gloo

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "comm/backends/gloo/transport.h"
+#include "comm/fingerprint.h"
+#include "core/clock.h"
+
+namespace lockstep::comm::gloo {
+
+/// How long a rank that is done waits for the others before it closes its
+/// connections: what it sent may still be under way to them.
+inline constexpr std::chrono::seconds kFarewellTime(1);
+
+/// A contiguous tensor as bytes, cut into one range of elements per rank.
+class Bytes {
+ public:
+  explicit Bytes(const at::Tensor& tensor)
+      : data_(static_cast<char*>(tensor.data_ptr())),
+        item_(tensor.element_size()),
+        numel_(tensor.numel()) {}
+
+  [[nodiscard]] char* data() const { return data_; }
+  [[nodiscard]] size_t size() const { return numel_ * item_; }
+  [[nodiscard]] size_t begin(int part, int parts) const {
+    return numel_ * part / parts * item_;
+  }
+  [[nodiscard]] size_t size(int part, int parts) const {
+    return begin(part + 1, parts) - begin(part, parts);
+  }
+
+ private:
+  char* data_;
+  size_t item_;
+  size_t numel_;
+};
+
+/// The collectives as exchanges of messages. Every member blocks until this
+/// rank's part is done and throws ExchangeError when it cannot be.
+class Algorithms {
+ public:
+  /// `give_up`: see Transport::exchange.
+  Algorithms(Transport& transport,
+             int rank,
+             int world_size,
+             std::function<bool()> give_up)
+      : transport_(transport),
+        rank_(rank),
+        size_(world_size),
+        give_up_(std::move(give_up)) {}
+
+  /// A barrier; throws MismatchError on every rank when they differ.
+  void compare(const Fingerprint& own, const Deadline& deadline);
+
+  void all_reduce(const Bytes& bytes,
+                  const Fingerprint& fingerprint,
+                  const Deadline& deadline);
+  void broadcast(const Bytes& bytes, int root, const Deadline& deadline);
+  /// `parts[r]` takes rank r's `own`.
+  void all_gather(const std::vector<char*>& parts,
+                  const Bytes& own,
+                  const Deadline& deadline);
+  /// `parts[r]` goes to rank r.
+  void reduce_scatter(const std::vector<char*>& parts,
+                      const Bytes& output,
+                      const Fingerprint& fingerprint,
+                      const Deadline& deadline);
+
+ private:
+  using Message = Transport::Message;
+  using MessageOf = std::function<Message(int peer)>;
+
+  void exchange_with_all(const MessageOf& receive,
+                         const MessageOf& send,
+                         const Deadline& deadline);
+  void exchange_and_reduce(char* target,
+                           char* own,
+                           size_t bytes,
+                           const Fingerprint& fingerprint,
+                           const MessageOf& send,
+                           const Deadline& deadline);
+  void all_gather_parts(const Bytes& bytes, const Deadline& deadline);
+  void send_from_root(int root,
+                      const MessageOf& receive,
+                      const MessageOf& send,
+                      const Deadline& deadline);
+  [[nodiscard]] Message part(const Bytes& bytes, int peer, int of) const;
+
+  Transport& transport_;
+  const int rank_;
+  const int size_;
+  const std::function<bool()> give_up_;
+};
+
+}  // namespace lockstep::comm::gloo

@@ -1,0 +1,7 @@
+#pragma once
+
+namespace gloo::transport {
+
+class Device;
+
+}  // namespace gloo::transport

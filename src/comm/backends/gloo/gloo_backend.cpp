@@ -1,0 +1,457 @@
+#include "comm/backends/gloo/gloo_backend.h"
+
+#include <condition_variable>
+#include <deque>
+#include <thread>
+
+#include "comm/backends/gloo/algorithms.h"
+#include "comm/backends/gloo/network.h"
+#include "comm/backends/gloo/process_group_gloo.h"
+#include "comm/backends/gloo/transport.h"
+#include "comm/backends/gloo/work.h"
+#include "comm/fingerprint.h"
+#include "comm/kernels/reduce.h"
+#include "comm/liveness.h"
+#include "core/clock.h"
+#include "core/env.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm::gloo {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long the verdict on a dead peer may take after Gloo lost a connection.
+constexpr auto kVerdictTime = 1s;
+
+class GlooBackend final : public c10d::Backend {
+ public:
+  GlooBackend(const BackendContext& context,
+              c10::intrusive_ptr<c10d::Backend> gloo)
+      : Backend(context.rank, context.world_size),
+        context_(context),
+        check_(env::get_bool("LOCKSTEP_CHECK").value_or(true)),
+        timeout_(context.timeout),
+        transport_(std::move(gloo)),
+        algorithms_(transport_, rank_, size_, [this] { return given_up(); }),
+        worker_([this] { work_off_queue(); }) {
+    if (context_.liveness) {
+      subscription_ =
+          context_.liveness->subscribe([this] { transport_.interrupt(); });
+    }
+  }
+
+  ~GlooBackend() override { stop(); }
+
+  const std::string getBackendName() const override { return "gloo"; }
+
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    timeout_.store(timeout);
+  }
+
+  /// Lets the queued operations end, takes leave of the peers, closes.
+  void shutdown() override { stop(); }
+
+  /// Ends everything pending with BackendError. From any thread.
+  void abort() override {
+    aborted_.store(true);
+    transport_.interrupt();
+  }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(
+      std::vector<at::Tensor>& tensors,
+      const c10d::AllreduceOptions& opts) override {
+    const at::Tensor tensor = only(tensors);
+    const auto fingerprint =
+        of_reduction(Operation::all_reduce, tensor, opts.reduceOp);
+    return submit(c10d::OpType::ALLREDUCE,
+                  fingerprint,
+                  {tensor},
+                  opts.timeout,
+                  [this, tensor, fingerprint](const Deadline& deadline) {
+                    algorithms_.all_reduce(
+                        Bytes(tensor), fingerprint, deadline);
+                  });
+  }
+
+  c10::intrusive_ptr<c10d::Work> broadcast(
+      std::vector<at::Tensor>& tensors,
+      const c10d::BroadcastOptions& opts) override {
+    const at::Tensor tensor = only(tensors);
+    const int root = static_cast<int>(opts.rootRank);
+    auto fingerprint = of_tensor(Operation::broadcast, tensor);
+    fingerprint.root = root;
+    return submit(c10d::OpType::BROADCAST,
+                  fingerprint,
+                  {tensor},
+                  opts.timeout,
+                  [this, tensor, root](const Deadline& deadline) {
+                    algorithms_.broadcast(Bytes(tensor), root, deadline);
+                  });
+  }
+
+  c10::intrusive_ptr<c10d::Work> allgather(
+      std::vector<std::vector<at::Tensor>>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts) override {
+    const at::Tensor input = only(inputs);
+    const auto list = one_per_rank(outputs, input);
+    return submit(c10d::OpType::ALLGATHER,
+                  of_tensor(Operation::all_gather, input),
+                  list,
+                  opts.timeout,
+                  [this, list, input](const Deadline& deadline) {
+                    algorithms_.all_gather(
+                        parts_of(list), Bytes(input), deadline);
+                  });
+  }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(
+      at::Tensor& output_tensor,
+      at::Tensor& input_tensor,
+      const c10d::AllgatherOptions& opts) override {
+    const at::Tensor output = output_tensor;
+    const at::Tensor input = input_tensor;
+    check_whole(output, input);
+    return submit(c10d::OpType::_ALLGATHER_BASE,
+                  of_tensor(Operation::all_gather, input),
+                  {output},
+                  opts.timeout,
+                  [this, output, input](const Deadline& deadline) {
+                    algorithms_.all_gather(
+                        parts_of(output), Bytes(input), deadline);
+                  });
+  }
+
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(
+      std::vector<at::Tensor>& outputs,
+      std::vector<std::vector<at::Tensor>>& inputs,
+      const c10d::ReduceScatterOptions& opts) override {
+    const at::Tensor output = only(outputs);
+    const auto list = one_per_rank(inputs, output);
+    const auto fingerprint =
+        of_reduction(Operation::reduce_scatter, output, opts.reduceOp);
+    return submit(c10d::OpType::REDUCE_SCATTER,
+                  fingerprint,
+                  {output},
+                  opts.timeout,
+                  [this, list, output, fingerprint](const Deadline& deadline) {
+                    algorithms_.reduce_scatter(
+                        parts_of(list), Bytes(output), fingerprint, deadline);
+                  });
+  }
+
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output_tensor,
+      at::Tensor& input_tensor,
+      const c10d::ReduceScatterOptions& opts) override {
+    const at::Tensor output = output_tensor;
+    const at::Tensor input = input_tensor;
+    check_whole(input, output);
+    const auto fingerprint =
+        of_reduction(Operation::reduce_scatter, output, opts.reduceOp);
+    return submit(c10d::OpType::_REDUCE_SCATTER_BASE,
+                  fingerprint,
+                  {output},
+                  opts.timeout,
+                  [this, input, output, fingerprint](const Deadline& deadline) {
+                    algorithms_.reduce_scatter(
+                        parts_of(input), Bytes(output), fingerprint, deadline);
+                  });
+  }
+
+  c10::intrusive_ptr<c10d::Work> barrier(
+      const c10d::BarrierOptions& opts) override {
+    const Fingerprint fingerprint = {.operation = Operation::barrier};
+    return submit(c10d::OpType::BARRIER,
+                  fingerprint,
+                  {},
+                  opts.timeout,
+                  [this, fingerprint](const Deadline& deadline) {
+                    if (!check_) algorithms_.compare(fingerprint, deadline);
+                  });
+  }
+
+ private:
+  struct Queued {
+    c10::intrusive_ptr<QueuedWork> work;
+    Fingerprint fingerprint;
+    std::chrono::milliseconds timeout;
+    std::function<void(const Deadline&)> body;
+  };
+
+  // --- Arguments
+
+  [[nodiscard]] ErrorContext error_context(Operation operation) const {
+    return {.operation = name_of(operation),
+            .group = context_.group_name,
+            .backend = "gloo",
+            .rank = rank_,
+            .world_size = size_};
+  }
+
+  static const at::Tensor& only(const std::vector<at::Tensor>& tensors) {
+    if (tensors.size() != 1) {
+      throw InvalidArgument("one tensor per rank is needed, not " +
+                            std::to_string(tensors.size()));
+    }
+    return tensors[0];
+  }
+
+  static void check_tensor(const at::Tensor& tensor) {
+    if (!tensor.is_cpu() || tensor.layout() != at::kStrided ||
+        !tensor.is_contiguous()) {
+      throw InvalidArgument(
+          "backend gloo needs contiguous dense tensors on the CPU; call "
+          ".cpu().contiguous()");
+    }
+  }
+
+  /// `whole` holds a share like `part` for each rank.
+  void check_whole(const at::Tensor& whole, const at::Tensor& part) const {
+    check_tensor(whole);
+    if (whole.scalar_type() != part.scalar_type() ||
+        whole.numel() != part.numel() * size_) {
+      throw InvalidArgument(
+          "the tensor of all ranks must have the other's dtype and " +
+          std::to_string(part.numel() * size_) + " elements, not " +
+          std::to_string(whole.numel()));
+    }
+  }
+
+  std::vector<at::Tensor> one_per_rank(
+      const std::vector<std::vector<at::Tensor>>& lists,
+      const at::Tensor& part) const {
+    if (lists.size() != 1 || static_cast<int>(lists[0].size()) != size_) {
+      throw InvalidArgument("a list of one tensor for each of the " +
+                            std::to_string(size_) + " ranks is needed");
+    }
+    for (const auto& tensor : lists[0]) {
+      check_tensor(tensor);
+      if (tensor.scalar_type() != part.scalar_type() ||
+          tensor.numel() != part.numel()) {
+        throw InvalidArgument(
+            "all tensors must have the same dtype and number of elements");
+      }
+    }
+    return lists[0];
+  }
+
+  static std::vector<char*> parts_of(const std::vector<at::Tensor>& list) {
+    std::vector<char*> parts;
+    for (const auto& tensor : list) parts.push_back(Bytes(tensor).data());
+    return parts;
+  }
+
+  [[nodiscard]] std::vector<char*> parts_of(const at::Tensor& whole) const {
+    const Bytes bytes(whole);
+    std::vector<char*> parts;
+    for (int rank = 0; rank < size_; ++rank) {
+      parts.push_back(bytes.data() + bytes.begin(rank, size_));
+    }
+    return parts;
+  }
+
+  static Fingerprint of_tensor(Operation operation, const at::Tensor& tensor) {
+    check_tensor(tensor);
+    return {.operation = operation,
+            .dtype = static_cast<int32_t>(tensor.scalar_type()),
+            .numel = tensor.numel()};
+  }
+
+  Fingerprint of_reduction(Operation operation,
+                           const at::Tensor& tensor,
+                           const c10d::ReduceOp& reduce_op) const {
+    auto fingerprint = of_tensor(operation, tensor);
+    fingerprint.reduce_op = static_cast<int32_t>(to_reduce_op(reduce_op));
+    if (!kernels::can_reduce(to_reduce_op(reduce_op), tensor.scalar_type())) {
+      throw Unsupported(
+          describe(fingerprint) + " is not available for this dtype",
+          error_context(operation));
+    }
+    return fingerprint;
+  }
+
+  static ReduceOp to_reduce_op(const c10d::ReduceOp& op) {
+    switch (op) {
+      case c10d::ReduceOp::SUM:
+        return ReduceOp::SUM;
+      case c10d::ReduceOp::AVG:
+        return ReduceOp::AVG;
+      case c10d::ReduceOp::PRODUCT:
+        return ReduceOp::PRODUCT;
+      case c10d::ReduceOp::MIN:
+        return ReduceOp::MIN;
+      case c10d::ReduceOp::MAX:
+        return ReduceOp::MAX;
+      default:
+        throw Unsupported(
+            "backend gloo reduces with SUM, AVG, PRODUCT, MIN, "
+            "MAX");
+    }
+  }
+
+  // --- Queue
+
+  c10::intrusive_ptr<c10d::Work> submit(
+      c10d::OpType type,
+      const Fingerprint& fingerprint,
+      std::vector<at::Tensor> outputs,
+      std::chrono::milliseconds timeout,
+      std::function<void(const Deadline&)> body) {
+    ErrorContext error = error_context(fingerprint.operation);
+    if (timeout == c10d::kUnsetTimeout) timeout = timeout_.load();
+    const std::lock_guard lock(mutex_);
+    if (stopping_) {
+      throw InvalidArgument(
+          "the group was destroyed; call init_process_group again", error);
+    }
+    if (!failure_text_.empty()) {
+      throw BackendError(
+          "an earlier operation failed, so the group cannot be "
+          "used again; call destroy_process_group. It was: " +
+              failure_text_,
+          error);
+    }
+    error.sequence = ++sequence_;
+    auto work = c10::make_intrusive<QueuedWork>(
+        type, std::move(outputs), std::move(error));
+    queue_.push_back({work, fingerprint, timeout, std::move(body)});
+    queue_grew_.notify_one();
+    return work;
+  }
+
+  void work_off_queue() {
+    std::exception_ptr failure;
+    for (;;) {
+      Queued next;
+      {
+        std::unique_lock lock(mutex_);
+        queue_grew_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+        if (queue_.empty()) break;
+        next = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      if (!failure) failure = run(next);
+      next.work->complete(failure);
+    }
+    if (!failure) take_leave();
+    transport_.close();
+  }
+
+  /// Null after success; else the group has failed.
+  std::exception_ptr run(const Queued& next) {
+    const Deadline deadline(next.timeout);
+    try {
+      try {
+        if (check_) algorithms_.compare(next.fingerprint, deadline);
+        next.body(deadline);
+        return nullptr;
+      } catch (const ExchangeError& error) {
+        ErrorContext context = next.work->context();
+        context.peers = error.missing;
+        context.elapsed = deadline.elapsed();
+        throw_converted(error, deadline, std::move(context));
+      } catch (const MismatchError& error) {
+        throw MismatchError(error.message(), next.work->context());
+      }
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex_);
+      failure_text_ = error.what();
+      transport_.close();
+      return std::current_exception();
+    }
+  }
+
+  [[nodiscard]] bool given_up() const {
+    return aborted_.load() ||
+           (context_.liveness && context_.liveness->failure());
+  }
+
+  [[noreturn]] void throw_converted(const ExchangeError& error,
+                                    const Deadline& deadline,
+                                    ErrorContext context) const {
+    const auto missing = context.peers;
+    if (aborted_.load()) {
+      throw BackendError("the group was aborted", std::move(context));
+    }
+    // Gloo sees a lost connection before the death is on record.
+    for (const Deadline verdict(kVerdictTime);
+         context_.liveness && !deadline.passed();
+         std::this_thread::sleep_for(1ms)) {
+      if (auto lost = context_.liveness->peer_lost(missing, context)) {
+        throw *lost;
+      }
+      if (verdict.passed()) break;
+    }
+    if (deadline.passed()) {
+      std::string ranks;
+      for (const int rank : missing) ranks += ' ' + std::to_string(rank);
+      throw TimeoutError(
+          "nothing was heard of rank" + ranks +
+              "; it is stopped, far behind, or did not make this call",
+          std::move(context));
+    }
+    throw BackendError(std::string("Gloo failed: ") + error.what(),
+                       std::move(context));
+  }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      queue_grew_.notify_one();
+    }
+    const std::lock_guard lock(stop_mutex_);
+    if (!worker_.joinable()) return;
+    worker_.join();
+    if (context_.liveness) context_.liveness->unsubscribe(subscription_);
+  }
+
+  /// Waits a moment until the peers are done, too. Whatever happens is no
+  /// concern of a rank that leaves.
+  void take_leave() noexcept {
+    try {
+      algorithms_.compare({.operation = Operation::destroy_process_group},
+                          Deadline(kFarewellTime));
+    } catch (const std::exception&) {
+      return;
+    }
+  }
+
+  const BackendContext context_;
+  const bool check_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<bool> aborted_{false};
+  Transport transport_;
+  Algorithms algorithms_;
+  uint64_t subscription_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable queue_grew_;
+  std::deque<Queued> queue_;
+  uint64_t sequence_ = 0;
+  std::string failure_text_;
+  bool stopping_ = false;
+
+  std::mutex stop_mutex_;
+  std::thread worker_;
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
+  std::optional<bool> one_host;
+  if (context.liveness) one_host = context.liveness->single_host();
+  const auto endpoint = choose_endpoint(context.store, one_host);
+  auto gloo = make_process_group_gloo(context.store,
+                                      context.rank,
+                                      context.world_size,
+                                      context.timeout,
+                                      endpoint.interfaces,
+                                      endpoint.address);
+  if (context.interop) return gloo;
+  return c10::make_intrusive<GlooBackend>(context, std::move(gloo));
+}
+
+}  // namespace lockstep::comm::gloo

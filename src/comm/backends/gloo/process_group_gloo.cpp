@@ -1,0 +1,36 @@
+#include "comm/backends/gloo/process_group_gloo.h"
+
+#ifndef USE_C10D_GLOO  // set by some builds of libtorch for their users
+#define USE_C10D_GLOO
+#endif
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+namespace lockstep::comm::gloo {
+
+c10::intrusive_ptr<c10d::Backend> make_process_group_gloo(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int world_size,
+    std::chrono::milliseconds timeout,
+    const std::vector<std::string>& interfaces,
+    const std::string& address) {
+  using c10d::ProcessGroupGloo;
+  auto options = ProcessGroupGloo::Options::create(timeout);
+  for (const auto& name : interfaces) {
+    options->devices.push_back(
+        ProcessGroupGloo::createDeviceForInterface(name));
+  }
+  if (interfaces.empty()) {
+    options->devices.push_back(
+        ProcessGroupGloo::createDeviceForHostname(address));
+  }
+  // c10d's own key chain: a Python rank looks under the device's name.
+  return c10::make_intrusive<ProcessGroupGloo>(
+      c10::make_intrusive<c10d::PrefixStore>("cpu/", store),
+      rank,
+      world_size,
+      std::move(options));
+}
+
+}  // namespace lockstep::comm::gloo

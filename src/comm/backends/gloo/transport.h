@@ -1,0 +1,66 @@
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "core/clock.h"
+
+namespace lockstep::comm::gloo {
+
+/// An exchange that did not come to its end. `what()` is Gloo's own text.
+struct ExchangeError : std::runtime_error {
+  ExchangeError(const std::string& text, std::vector<int> missing_ranks)
+      : runtime_error(text), missing(std::move(missing_ranks)) {}
+
+  std::vector<int> missing;  ///< ranks whose messages are outstanding
+};
+
+/// Moves bytes between ranks with Gloo's send and receive. These, unlike Gloo's
+/// collectives, can be woken at any time, and need no hop to another thread.
+///
+/// Thread safety: `interrupt` from any thread, the rest from one.
+class Transport {
+ public:
+  struct Message {
+    int peer;
+    void* data;
+    size_t bytes;
+  };
+
+  explicit Transport(c10::intrusive_ptr<c10d::Backend> gloo)
+      : gloo_(std::move(gloo)) {}
+
+  /// Sends and receives at the same time; messages of no bytes are left out.
+  /// Both ends of a message name the same size. `give_up` is asked at the
+  /// start and after each `interrupt`. Throws ExchangeError; the transport can
+  /// only be closed then.
+  void exchange(const std::vector<Message>& receives,
+                const std::vector<Message>& sends,
+                const Deadline& deadline,
+                const std::function<bool()>& give_up);
+
+  /// Wakes a waiting `exchange` so that it asks `give_up`.
+  void interrupt();
+
+  /// Closes all connections; peers that wait for this rank see it.
+  void close();
+
+ private:
+  struct Pending {
+    int peer;
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+
+  std::vector<Pending> post(const std::vector<Message>& receives,
+                            const std::vector<Message>& sends);
+
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+  std::mutex mutex_;
+  std::vector<Pending> pending_;
+};
+
+}  // namespace lockstep::comm::gloo
