@@ -1,0 +1,88 @@
+"""One rank of a Gloo group whose other rank is written in C++.
+
+Runs every collective in the order of gloo_test.cpp and checks the results
+against the same formulas.
+"""
+
+import torch
+import torch.distributed as dist
+
+OPS = ["SUM", "PRODUCT", "MIN", "MAX"]
+INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def values(rank, numel, dtype):
+    return ((torch.arange(numel) + rank) % 3 + 1).to(dtype)
+
+
+def reduced(op, numel, dtype):
+    a, b = values(0, numel, torch.int64), values(1, numel, torch.int64)
+    if op == "AVG":
+        return (a + b).to(dtype) / 2
+    result = {
+        "SUM": a + b,
+        "PRODUCT": a * b,
+        "MIN": torch.minimum(a, b),
+        "MAX": torch.maximum(a, b),
+    }
+    return result[op].to(dtype)
+
+
+def check(what, actual, expected):
+    assert torch.equal(actual, expected), (what, actual, expected)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert size == 2
+
+    for dtype in INTEGERS + FLOATS:
+        ops = OPS + (["AVG"] if dtype.is_floating_point else [])
+        for op in ops:
+            for numel in [1, 5, 30000]:
+                tensor = values(rank, numel, dtype)
+                dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+                check((op, dtype), tensor, reduced(op, numel, dtype))
+
+    for root in range(size):
+        tensor = values(rank, 7, torch.float32)
+        dist.broadcast(tensor, root)
+        check(("broadcast", root), tensor, values(root, 7, torch.float32))
+
+    dist.barrier()
+
+    own = values(rank, 6, torch.float64)
+    expected = [values(r, 6, torch.float64) for r in range(size)]
+    outputs = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(outputs, own)
+    for r in range(size):
+        check(("all_gather", r), outputs[r], expected[r])
+
+    output = torch.empty(12, dtype=torch.float64)
+    dist.all_gather_into_tensor(output, own)
+    check("all_gather_into_tensor", output, torch.cat(expected))
+
+    whole = values(rank, 8, torch.float32)
+    expected = reduced("SUM", 8, torch.float32)[4 * rank : 4 * rank + 4]
+    output = torch.empty(4)
+    dist.reduce_scatter(output, list(whole.chunk(2)))
+    check("reduce_scatter", output, expected)
+
+    output = torch.empty(4)
+    dist.reduce_scatter_tensor(output, whole)
+    check("reduce_scatter_tensor", output, expected)
+
+    tensor = values(rank, 1000, torch.float32)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    check("async", tensor, reduced("SUM", 1000, torch.float32))
+
+    dist.barrier()
+    dist.destroy_process_group()
+    print("passed")
+
+
+if __name__ == "__main__":
+    main()

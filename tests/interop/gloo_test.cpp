@@ -1,0 +1,131 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed/collectives.h"
+#include "lockstep/distributed/process_group.h"
+#include "support/multiprocess.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+
+at::Tensor values(int rank, int64_t numel, c10::ScalarType dtype) {
+  return (torch::arange(numel) + rank).remainder(3).add(1).to(dtype);
+}
+
+at::Tensor reduced(ReduceOp op, int64_t numel, c10::ScalarType dtype) {
+  const auto a = values(0, numel, at::kLong);
+  const auto b = values(1, numel, at::kLong);
+  switch (op) {
+    case ReduceOp::SUM:
+      return (a + b).to(dtype);
+    case ReduceOp::AVG:
+      return (a + b).to(dtype) / 2;
+    case ReduceOp::PRODUCT:
+      return (a * b).to(dtype);
+    case ReduceOp::MIN:
+      return at::minimum(a, b).to(dtype);
+    case ReduceOp::MAX:
+      return at::maximum(a, b).to(dtype);
+  }
+  throw std::logic_error("op");
+}
+
+void check(const char* what,
+           const at::Tensor& actual,
+           const at::Tensor& expected) {
+  if (!actual.equal(expected)) throw std::runtime_error(what);
+}
+
+void check_reductions(int rank) {
+  for (const auto dtype : {at::kByte,
+                           at::kChar,
+                           at::kInt,
+                           at::kLong,
+                           at::kHalf,
+                           at::kBFloat16,
+                           at::kFloat,
+                           at::kDouble}) {
+    std::vector<ReduceOp> ops = {
+        ReduceOp::SUM, ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::MAX};
+    if (at::isFloatingType(dtype)) ops.push_back(ReduceOp::AVG);
+    for (const auto op : ops) {
+      for (const int64_t numel : {1, 5, 30000}) {
+        auto tensor = values(rank, numel, dtype);
+        all_reduce(tensor, {.op = op});
+        check("all_reduce", tensor, reduced(op, numel, dtype));
+      }
+    }
+  }
+}
+
+// In the order of collectives.py.
+LOCKSTEP_PROCESS(collectives) {
+  init_process_group({.interop = true});
+  const int rank = get_rank();
+  const int size = get_world_size();
+  check_reductions(rank);
+
+  for (int root = 0; root < size; ++root) {
+    auto tensor = values(rank, 7, at::kFloat);
+    broadcast(tensor, {.src = root});
+    check("broadcast", tensor, values(root, 7, at::kFloat));
+  }
+
+  barrier();
+
+  const auto own = values(rank, 6, at::kDouble);
+  std::vector<at::Tensor> outputs = {at::empty_like(own), at::empty_like(own)};
+  all_gather(outputs, own);
+  for (int r = 0; r < size; ++r) {
+    check("all_gather", outputs[r], values(r, 6, at::kDouble));
+  }
+
+  auto gathered = torch::empty(12, at::kDouble);
+  all_gather_into_tensor(gathered, own);
+  check("all_gather_into_tensor", gathered, torch::cat(outputs));
+
+  const auto whole = values(rank, 8, at::kFloat);
+  const auto expected =
+      reduced(ReduceOp::SUM, 8, at::kFloat).slice(0, 4 * rank, 4 * rank + 4);
+  auto output = torch::empty(4);
+  reduce_scatter(output, whole.chunk(2));
+  check("reduce_scatter", output, expected);
+
+  output = torch::empty(4);
+  reduce_scatter_tensor(output, whole);
+  check("reduce_scatter_tensor", output, expected);
+
+  auto tensor = values(rank, 1000, at::kFloat);
+  all_reduce(tensor, {.async_op = true}).wait();
+  check("async", tensor, reduced(ReduceOp::SUM, 1000, at::kFloat));
+
+  barrier();
+  destroy_process_group();
+  std::puts("passed");
+  return 0;
+}
+
+class GlooWithPython : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(CppRank, GlooWithPython, testing::Values(0, 1));
+
+TEST_P(GlooWithPython, AllCollectives) {
+  const test::Command python = {
+      .argv = {LOCKSTEP_PYTHON, LOCKSTEP_TESTS "/interop/collectives.py"}};
+  std::vector<test::Command> commands(2, python);
+  commands[GetParam()] = test::at_entry("collectives");
+  test::Ranks ranks(std::move(commands));
+  for (const auto& result : ranks.wait(90s)) {
+    EXPECT_EQ(result.exit_code, 0) << result;
+    EXPECT_EQ(result.out, "passed\n") << result;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
