@@ -1,9 +1,11 @@
 #include "comm/fingerprint.h"
 
+#include <algorithm>
+
 namespace lockstep::comm {
 namespace {
 
-const char* name_of(ReduceOp op) {
+const char* name(ReduceOp op) noexcept {
   switch (op) {
     case ReduceOp::SUM:
       return "SUM";
@@ -16,53 +18,89 @@ const char* name_of(ReduceOp op) {
     case ReduceOp::MAX:
       return "MAX";
   }
-  return "an unknown reduction";
+  return "?";
+}
+
+std::string describe_shape(const Fingerprint& fingerprint) {
+  std::string text = "[";
+  for (size_t i = 0; i < fingerprint.dimensions; ++i) {
+    if (i > 0) text += ", ";
+    if (i == Fingerprint::kSizes) {
+      text += "...] of " + std::to_string(fingerprint.numel) + " elements";
+      return text;
+    }
+    text += std::to_string(fingerprint.sizes[i]);
+  }
+  return text + ']';
 }
 
 }  // namespace
 
-const char* name_of(Operation operation) {
+const char* name(Operation operation) noexcept {
   switch (operation) {
-    case Operation::all_reduce:
-      return "all_reduce";
-    case Operation::broadcast:
-      return "broadcast";
-    case Operation::all_gather:
-      return "all_gather";
-    case Operation::reduce_scatter:
-      return "reduce_scatter";
-    case Operation::barrier:
+    case Operation::kBarrier:
       return "barrier";
-    case Operation::destroy_process_group:
+    case Operation::kAllReduce:
+      return "all_reduce";
+    case Operation::kBroadcast:
+      return "broadcast";
+    case Operation::kAllGather:
+      return "all_gather";
+    case Operation::kReduceScatter:
+      return "reduce_scatter";
+    case Operation::kDestroyProcessGroup:
       return "destroy_process_group";
   }
-  return "an unknown operation";
+  return "?";
 }
 
-std::string describe(const Fingerprint& f) {
-  std::string text = name_of(f.operation);
-  if (f.dtype < 0) return text;
-  text += '(';
-  if (f.reduce_op >= 0) {
-    text += name_of(static_cast<ReduceOp>(f.reduce_op));
-    text += ", ";
+Fingerprint fingerprint(Operation operation, const at::Tensor& tensor) {
+  Fingerprint result;
+  result.numel = static_cast<uint64_t>(tensor.numel());
+  const auto sizes = tensor.sizes();
+  std::copy_n(sizes.begin(),
+              std::min(sizes.size(), Fingerprint::kSizes),
+              result.sizes.begin());
+  result.operation = operation;
+  result.dtype = static_cast<uint8_t>(tensor.scalar_type());
+  result.dimensions = static_cast<uint8_t>(sizes.size());
+  return result;
+}
+
+Fingerprint fingerprint(Operation operation,
+                        const at::Tensor& tensor,
+                        ReduceOp op) {
+  auto result = fingerprint(operation, tensor);
+  result.reduce_op = static_cast<uint8_t>(op);
+  return result;
+}
+
+std::string describe(const Fingerprint& fingerprint) {
+  std::string text = name(fingerprint.operation);
+  if (fingerprint.operation == Operation::kBarrier ||
+      fingerprint.operation == Operation::kDestroyProcessGroup) {
+    return text;
   }
-  if (f.root >= 0) text += "src " + std::to_string(f.root) + ", ";
-  text += c10::getDtypeNames(static_cast<c10::ScalarType>(f.dtype)).first;
-  text += ", " + std::to_string(f.numel) +
-          (f.numel == 1 ? " element)" : " elements)");
+  text += " of ";
+  text += c10::toString(static_cast<c10::ScalarType>(fingerprint.dtype));
+  text += ' ' + describe_shape(fingerprint);
+  if (fingerprint.operation == Operation::kAllReduce ||
+      fingerprint.operation == Operation::kReduceScatter) {
+    text += " with ";
+    text += name(static_cast<ReduceOp>(fingerprint.reduce_op));
+  }
+  if (fingerprint.operation == Operation::kBroadcast) {
+    text += " from rank " + std::to_string(fingerprint.root);
+  }
   return text;
 }
 
-std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
-  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
-    if (by_rank[rank] == by_rank[0]) continue;
-    return "rank 0 called " + describe(by_rank[0]) + ", rank " +
-           std::to_string(rank) + " called " + describe(by_rank[rank]) +
-           "; all ranks must make the same calls in the same order with the "
-           "same dtype and number of elements";
-  }
-  return std::nullopt;
+std::string describe_mismatch(const Fingerprint& of_rank_0,
+                              int other_rank,
+                              const Fingerprint& of_other) {
+  return "the ranks differ: rank 0 called " + describe(of_rank_0) + ", rank " +
+         std::to_string(other_rank) + " called " + describe(of_other) +
+         "; all ranks must make the same calls in the same order";
 }
 
 }  // namespace lockstep::comm

@@ -1,46 +1,59 @@
 #pragma once
 
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "lockstep/distributed/collectives.h"
 
 namespace lockstep::comm {
 
-enum class Operation : int32_t {
-  all_reduce,
-  broadcast,
-  all_gather,
-  reduce_scatter,
-  barrier,
-  destroy_process_group,
+enum class Operation : uint8_t {
+  kBarrier,
+  kAllReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kDestroyProcessGroup,
 };
 
-/// "all_reduce" and so on, as the free functions are called.
-const char* name_of(Operation operation);
+/// The operation's name as in PyTorch: "all_reduce".
+const char* name(Operation operation) noexcept;
 
-/// What must be the same on all ranks of one collective. Trivially copyable:
-/// its bytes are what ranks compare.
+/// What must be equal on all ranks before data is touched. Its bytes are what
+/// ranks show each other. Sizes are those of the tensor that every rank has one
+/// of; from the sixth on they count only through `numel`.
 struct Fingerprint {
-  Operation operation = Operation::barrier;
-  int32_t dtype = -1;      ///< c10::ScalarType; -1: no tensor
-  int32_t reduce_op = -1;  ///< lockstep::ReduceOp; -1: reduces nothing
-  int32_t root = -1;       ///< -1: none
-  int64_t numel = 0;       ///< of one rank's share
+  static constexpr size_t kSizes = 5;
+
+  uint64_t numel = 0;
+  std::array<int64_t, kSizes> sizes{};
+  uint32_t root = 0;
+  Operation operation = Operation::kBarrier;
+  uint8_t dtype = 0;
+  uint8_t reduce_op = 0;
+  uint8_t dimensions = 0;
 
   bool operator==(const Fingerprint&) const = default;
 };
 
-/// "all_reduce(SUM, float32, 16 elements)".
+/// `tensor` is the one that every rank has one of: what is reduced, broadcast
+/// or gathered, or the output of a reduce_scatter.
+Fingerprint fingerprint(Operation operation, const at::Tensor& tensor);
+Fingerprint fingerprint(Operation operation,
+                        const at::Tensor& tensor,
+                        ReduceOp op);
+
+/// "all_reduce of Float [4, 2] with SUM".
 std::string describe(const Fingerprint& fingerprint);
 
-/// Where the ranks differ, "rank 0 called ..., rank 2 called ...; ..." with
-/// the first rank that differs from rank 0; the same text on every rank.
-/// nullopt when all are equal.
-std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank);
+/// "the ranks differ: rank 0 called ..., rank 2 called ...", for a
+/// MismatchError about a rank that differs from rank 0.
+std::string describe_mismatch(const Fingerprint& of_rank_0,
+                              int other_rank,
+                              const Fingerprint& of_other);
 
 }  // namespace lockstep::comm

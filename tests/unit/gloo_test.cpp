@@ -13,7 +13,6 @@
 
 #include "comm/backends/gloo/gloo_backend.h"
 #include "comm/backends/gloo/network.h"
-#include "comm/fingerprint.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -224,27 +223,27 @@ TEST(GlooBackend, DifferentCallsAreRefusedOnEveryRank) {
       {[&](int rank, c10d::Backend& b) {
          reduce(torch::ones(rank == 2 ? 5 : 4), RedOp::SUM)(b);
        },
-       "rank 0 called all_reduce(SUM, float32, 4 elements), rank 2 called "
-       "all_reduce(SUM, float32, 5 elements)"},
+       "rank 0 called all_reduce of Float [4] with SUM, rank 2 called "
+       "all_reduce of Float [5] with SUM"},
       {[&](int rank, c10d::Backend& b) {
          reduce(torch::ones(1, rank == 1 ? at::kInt : at::kHalf),
                 RedOp::MAX)(b);
        },
-       "rank 0 called all_reduce(MAX, float16, 1 element), rank 1 called "
-       "all_reduce(MAX, int32, 1 element)"},
+       "rank 0 called all_reduce of Half [1] with MAX, rank 1 called "
+       "all_reduce of Int [1] with MAX"},
       {[&](int rank, c10d::Backend& b) {
          reduce(torch::ones(1), rank == 1 ? RedOp::MIN : RedOp::AVG)(b);
        },
-       "rank 0 called all_reduce(AVG, float32, 1 element), rank 1 called "
-       "all_reduce(MIN, float32, 1 element)"},
+       "rank 0 called all_reduce of Float [1] with AVG, rank 1 called "
+       "all_reduce of Float [1] with MIN"},
       {[&](int rank, c10d::Backend& b) {
          Tensors tensors = {torch::ones(1)};
          c10d::BroadcastOptions options;
          options.rootRank = rank == 2 ? 1 : 0;
          b.broadcast(tensors, options)->wait();
        },
-       "rank 0 called broadcast(src 0, float32, 1 element), rank 2 called "
-       "broadcast(src 1, float32, 1 element)"},
+       "rank 0 called broadcast of Float [1] from rank 0, rank 2 called "
+       "broadcast of Float [1] from rank 1"},
       {[&](int rank, c10d::Backend& b) {
          if (rank == 0) {
            b.barrier()->wait();
@@ -252,8 +251,8 @@ TEST(GlooBackend, DifferentCallsAreRefusedOnEveryRank) {
            reduce(torch::ones(1), RedOp::SUM)(b);
          }
        },
-       "rank 0 called barrier, rank 1 called all_reduce(SUM, float32, 1 "
-       "element)"},
+       "rank 0 called barrier, rank 1 called all_reduce of Float [1] with "
+       "SUM"},
   };
   for (const auto& c : cases) {
     run_gloo(3, [&](int rank, c10d::Backend& backend) {

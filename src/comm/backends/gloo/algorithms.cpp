@@ -61,14 +61,19 @@ void Algorithms::compare(const Fingerprint& own, const Deadline& deadline) {
         end);
   };
   exchange_all(deadline);
-  const auto difference = mismatch(all);
-  if (!difference) return;
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const Fingerprint& of_rank) {
+        return of_rank != all[0];
+      });
+  if (other == all.end()) return;
   try {
     exchange_all(Deadline(kFarewellTime));  // until all have seen it
   } catch (const ExchangeError&) {
     // A peer that has seen it may be gone.
   }
-  throw MismatchError(*difference);
+  const int rank = static_cast<int>(other - all.begin());
+  throw MismatchError(describe_mismatch(all[0], rank, *other),
+                      {.peers = {rank}});
 }
 
 void Algorithms::all_gather(const std::vector<char*>& parts,

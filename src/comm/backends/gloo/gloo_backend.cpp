@@ -62,15 +62,14 @@ class GlooBackend final : public c10d::Backend {
       std::vector<at::Tensor>& tensors,
       const c10d::AllreduceOptions& opts) override {
     const at::Tensor tensor = only(tensors);
-    const auto fingerprint =
-        of_reduction(Operation::all_reduce, tensor, opts.reduceOp);
+    const auto call =
+        of_reduction(Operation::kAllReduce, tensor, opts.reduceOp);
     return submit(c10d::OpType::ALLREDUCE,
-                  fingerprint,
+                  call,
                   {tensor},
                   opts.timeout,
-                  [this, tensor, fingerprint](const Deadline& deadline) {
-                    algorithms_.all_reduce(
-                        Bytes(tensor), fingerprint, deadline);
+                  [this, tensor, call](const Deadline& deadline) {
+                    algorithms_.all_reduce(Bytes(tensor), call, deadline);
                   });
   }
 
@@ -79,10 +78,10 @@ class GlooBackend final : public c10d::Backend {
       const c10d::BroadcastOptions& opts) override {
     const at::Tensor tensor = only(tensors);
     const int root = static_cast<int>(opts.rootRank);
-    auto fingerprint = of_tensor(Operation::broadcast, tensor);
-    fingerprint.root = root;
+    auto call = of_tensor(Operation::kBroadcast, tensor);
+    call.root = root;
     return submit(c10d::OpType::BROADCAST,
-                  fingerprint,
+                  call,
                   {tensor},
                   opts.timeout,
                   [this, tensor, root](const Deadline& deadline) {
@@ -97,7 +96,7 @@ class GlooBackend final : public c10d::Backend {
     const at::Tensor input = only(inputs);
     const auto list = one_per_rank(outputs, input);
     return submit(c10d::OpType::ALLGATHER,
-                  of_tensor(Operation::all_gather, input),
+                  of_tensor(Operation::kAllGather, input),
                   list,
                   opts.timeout,
                   [this, list, input](const Deadline& deadline) {
@@ -114,7 +113,7 @@ class GlooBackend final : public c10d::Backend {
     const at::Tensor input = input_tensor;
     check_whole(output, input);
     return submit(c10d::OpType::_ALLGATHER_BASE,
-                  of_tensor(Operation::all_gather, input),
+                  of_tensor(Operation::kAllGather, input),
                   {output},
                   opts.timeout,
                   [this, output, input](const Deadline& deadline) {
@@ -129,15 +128,15 @@ class GlooBackend final : public c10d::Backend {
       const c10d::ReduceScatterOptions& opts) override {
     const at::Tensor output = only(outputs);
     const auto list = one_per_rank(inputs, output);
-    const auto fingerprint =
-        of_reduction(Operation::reduce_scatter, output, opts.reduceOp);
+    const auto call =
+        of_reduction(Operation::kReduceScatter, output, opts.reduceOp);
     return submit(c10d::OpType::REDUCE_SCATTER,
-                  fingerprint,
+                  call,
                   {output},
                   opts.timeout,
-                  [this, list, output, fingerprint](const Deadline& deadline) {
+                  [this, list, output, call](const Deadline& deadline) {
                     algorithms_.reduce_scatter(
-                        parts_of(list), Bytes(output), fingerprint, deadline);
+                        parts_of(list), Bytes(output), call, deadline);
                   });
   }
 
@@ -148,27 +147,27 @@ class GlooBackend final : public c10d::Backend {
     const at::Tensor output = output_tensor;
     const at::Tensor input = input_tensor;
     check_whole(input, output);
-    const auto fingerprint =
-        of_reduction(Operation::reduce_scatter, output, opts.reduceOp);
+    const auto call =
+        of_reduction(Operation::kReduceScatter, output, opts.reduceOp);
     return submit(c10d::OpType::_REDUCE_SCATTER_BASE,
-                  fingerprint,
+                  call,
                   {output},
                   opts.timeout,
-                  [this, input, output, fingerprint](const Deadline& deadline) {
+                  [this, input, output, call](const Deadline& deadline) {
                     algorithms_.reduce_scatter(
-                        parts_of(input), Bytes(output), fingerprint, deadline);
+                        parts_of(input), Bytes(output), call, deadline);
                   });
   }
 
   c10::intrusive_ptr<c10d::Work> barrier(
       const c10d::BarrierOptions& opts) override {
-    const Fingerprint fingerprint = {.operation = Operation::barrier};
+    const Fingerprint call = {.operation = Operation::kBarrier};
     return submit(c10d::OpType::BARRIER,
-                  fingerprint,
+                  call,
                   {},
                   opts.timeout,
-                  [this, fingerprint](const Deadline& deadline) {
-                    if (!check_) algorithms_.compare(fingerprint, deadline);
+                  [this, call](const Deadline& deadline) {
+                    if (!check_) algorithms_.compare(call, deadline);
                   });
   }
 
@@ -183,7 +182,7 @@ class GlooBackend final : public c10d::Backend {
   // --- Arguments
 
   [[nodiscard]] ErrorContext error_context(Operation operation) const {
-    return {.operation = name_of(operation),
+    return {.operation = name(operation),
             .group = context_.group_name,
             .backend = "gloo",
             .rank = rank_,
@@ -254,22 +253,20 @@ class GlooBackend final : public c10d::Backend {
 
   static Fingerprint of_tensor(Operation operation, const at::Tensor& tensor) {
     check_tensor(tensor);
-    return {.operation = operation,
-            .dtype = static_cast<int32_t>(tensor.scalar_type()),
-            .numel = tensor.numel()};
+    return fingerprint(operation, tensor);
   }
 
   Fingerprint of_reduction(Operation operation,
                            const at::Tensor& tensor,
-                           const c10d::ReduceOp& reduce_op) const {
-    auto fingerprint = of_tensor(operation, tensor);
-    fingerprint.reduce_op = static_cast<int32_t>(to_reduce_op(reduce_op));
-    if (!kernels::can_reduce(to_reduce_op(reduce_op), tensor.scalar_type())) {
-      throw Unsupported(
-          describe(fingerprint) + " is not available for this dtype",
-          error_context(operation));
+                           const c10d::ReduceOp& c10d_op) const {
+    check_tensor(tensor);
+    const ReduceOp op = to_reduce_op(c10d_op);
+    const auto result = fingerprint(operation, tensor, op);
+    if (!kernels::can_reduce(op, tensor.scalar_type())) {
+      throw Unsupported(describe(result) + " is not available for this dtype",
+                        error_context(operation));
     }
-    return fingerprint;
+    return result;
   }
 
   static ReduceOp to_reduce_op(const c10d::ReduceOp& op) {
@@ -353,7 +350,9 @@ class GlooBackend final : public c10d::Backend {
         context.elapsed = deadline.elapsed();
         throw_converted(error, deadline, std::move(context));
       } catch (const MismatchError& error) {
-        throw MismatchError(error.message(), next.work->context());
+        ErrorContext context = next.work->context();
+        context.peers = error.context().peers;
+        throw MismatchError(error.message(), std::move(context));
       }
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);
@@ -412,7 +411,7 @@ class GlooBackend final : public c10d::Backend {
   /// concern of a rank that leaves.
   void take_leave() noexcept {
     try {
-      algorithms_.compare({.operation = Operation::destroy_process_group},
+      algorithms_.compare({.operation = Operation::kDestroyProcessGroup},
                           Deadline(kFarewellTime));
     } catch (const std::exception&) {
       return;

@@ -13,7 +13,7 @@ namespace lockstep::comm::gloo {
 /// the wire. Otherwise Gloo moves the bytes and the reductions are those of all
 /// our backends: every dtype and operation, the same bits, in rank order.
 /// Before each operation the ranks compare what they called, in one exchange of
-/// 24 bytes with each peer (about 40 us between processes of one host);
+/// 56 bytes with each peer (about 40 us between processes of one host);
 /// `LOCKSTEP_CHECK=0` on every rank leaves that out.
 ///
 /// Throws InvalidArgument, TimeoutError, PeerLost, BackendError.

@@ -1,6 +1,6 @@
 #include "comm/backends/shm/channel.h"
 
-#include "comm/backends/shm/fingerprint.h"
+#include "comm/fingerprint.h"
 #include "comm/liveness.h"
 
 namespace lockstep::comm::shm {
@@ -89,11 +89,8 @@ void Channel::compare(const Fingerprint& own) const {
   while (of(other) == of(0)) ++other;
   ErrorContext filled = context();
   filled.peers = {other};
-  throw MismatchError(
-      "the ranks differ: rank 0 called " + describe(of(0)) + ", rank " +
-          std::to_string(other) + " called " + describe(of(other)) +
-          "; all ranks must make the same calls in the same order",
-      std::move(filled));
+  throw MismatchError(describe_mismatch(of(0), other, of(other)),
+                      std::move(filled));
 }
 
 }  // namespace lockstep::comm::shm

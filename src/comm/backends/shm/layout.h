@@ -6,33 +6,9 @@
 #include <cstdint>
 
 #include "comm/backends/shm/wait.h"
+#include "comm/fingerprint.h"
 
 namespace lockstep::comm::shm {
-
-enum class Operation : uint8_t {
-  kBarrier,
-  kAllReduce,
-  kBroadcast,
-  kAllGather,
-  kReduceScatter,
-};
-
-/// What must be equal on all ranks before data is touched. Sizes are those of
-/// the tensor that every rank has one of; from the sixth on they count only
-/// through `numel`.
-struct Fingerprint {
-  static constexpr size_t kSizes = 5;
-
-  uint64_t numel = 0;
-  std::array<int64_t, kSizes> sizes{};
-  uint32_t root = 0;
-  Operation operation = Operation::kBarrier;
-  uint8_t dtype = 0;
-  uint8_t reduce_op = 0;
-  uint8_t dimensions = 0;
-
-  bool operator==(const Fingerprint&) const = default;
-};
 
 /// A rank's announcement of one operation: flag and fingerprint share a cache
 /// line, so comparing costs no further transfer between cores.

@@ -6,9 +6,9 @@
 
 #include "comm/backends/shm/algorithms.h"
 #include "comm/backends/shm/channel.h"
-#include "comm/backends/shm/fingerprint.h"
 #include "comm/backends/shm/sequencer.h"
 #include "comm/backends/shm/shm_work.h"
+#include "comm/fingerprint.h"
 #include "comm/kernels/reduce.h"
 #include "comm/liveness.h"
 #include "lockstep/core/error.h"
