@@ -254,22 +254,23 @@ std::shared_ptr<Reducer> Reducer::create(
     std::vector<NamedTensor> parameters,
     std::vector<NamedTensor> buffers,
     const DistributedDataParallelOptions& options) {
+  if (!(options.bucket_cap_mb > 0)) {
+    throw InvalidArgument("bucket_cap_mb is " +
+                          std::to_string(options.bucket_cap_mb) +
+                          "; it must be above 0");
+  }
+  auto group = distributed::require_default_group("DistributedDataParallel");
+  // Before all that may fail on one rank alone.
+  if (group->world_size > 1) check_same_model(parameters, buffers);
   auto averaged = trainable(parameters);
   if (averaged.empty()) {
     throw InvalidArgument(
         "the module has no parameter that requires a gradient; "
         "DistributedDataParallel is not needed for it");
   }
-  if (!(options.bucket_cap_mb > 0)) {
-    throw InvalidArgument("bucket_cap_mb is " +
-                          std::to_string(options.bucket_cap_mb) +
-                          "; it must be above 0");
-  }
   if (options.memory_policy) memory::enable_by_default();
-  auto group = distributed::require_default_group("DistributedDataParallel");
   if (group->world_size == 1) return nullptr;
 
-  check_same_model(parameters, buffers);
   copy_from_rank_0(parameters);
   copy_from_rank_0(buffers);
   auto reducer = std::make_shared<AutogradReducer>(

@@ -2,7 +2,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <chrono>
+#include <functional>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "ddp_support.h"
@@ -230,6 +234,65 @@ TEST(DdpArena, AnExceptionInBackwardSwitchesItOff) {
       expect_close(gradients(model->parameters()), expected);
       for (auto& p : model->parameters()) p.mutable_grad().reset();
     }
+  });
+}
+
+/// Calls `probe(number)` in backward, after the gradients of all later layers
+/// are there and before those of all earlier ones.
+thread_local std::function<void(int64_t)> probe;
+struct Probe : torch::autograd::Function<Probe> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context,
+                               const torch::Tensor& x,
+                               int64_t number) {
+    context->saved_data["number"] = number;
+    return x.clone();
+  }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::tensor_list& gradients) {
+    probe(context->saved_data["number"].toInt());
+    return {gradients[0], torch::Tensor()};
+  }
+};
+
+struct Probed : torch::nn::Module {
+  explicit Probed() : net(register_module("net", wide())) {}
+  torch::Tensor forward(torch::Tensor x) {
+    int64_t i = 0;
+    for (auto& layer : *net) {
+      if (++i == 3 || i == 5) x = Probe::apply(x, i);
+      x = layer.forward(x);
+    }
+    return x;
+  }
+  torch::nn::Sequential net;
+};
+
+TEST(DdpArena, GradientsAreReducedWhileBackwardRuns) {
+  const auto batch = formula({2 * kRows, 6});
+  const auto expected = whole_batch(batch);
+  std::atomic<int> arrived{0};
+  const auto wait_for_both = [&](int count) {
+    const auto start = std::chrono::steady_clock::now();
+    while (arrived < count && std::chrono::steady_clock::now() - start <
+                                  std::chrono::seconds(20)) {
+      std::this_thread::yield();
+    }
+  };
+  on_shm(2, [&](int rank) {
+    auto model = DistributedDataParallel(std::make_shared<Probed>());
+    // At probe 5 both ranks have placed the gradient of the layer behind it; at
+    // probe 3, with half of backward to come, it is averaged.
+    probe = [&](int64_t number) {
+      ++arrived;
+      wait_for_both(number == 5 ? 2 : 4);
+      if (number == 5) return;
+      EXPECT_FALSE(model->parameters()[0].grad().defined());
+      EXPECT_TRUE(torch::allclose(
+          model->parameters()[4].grad(), expected[4], 1e-5, 1e-6));
+    };
+    loss_of(model->forward(share(batch, rank, kRows))).backward();
+    expect_close(gradients(model->parameters()), expected);
   });
 }
 

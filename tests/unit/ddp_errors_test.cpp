@@ -250,6 +250,8 @@ TEST(DdpErrors, ArgumentsOfTheWrapper) {
       parameter.set_requires_grad(false);
     }
     EXPECT_THROW(DistributedDataParallel{frozen}, InvalidArgument);
+    torch::nn::Sequential empty;
+    EXPECT_THROW(DistributedDataParallel{empty}, InvalidArgument);
     EXPECT_THROW((DistributedDataParallel{mlp(), {.bucket_cap_mb = 0}}),
                  InvalidArgument);
 
