@@ -1,8 +1,7 @@
-// One rank of the `ddp` benchmark. The driver starts it with the variables of
-// env://, then writes `round N` lines to its stdin; each runs N training steps
-// and answers with one line of JSON. At the end of stdin it leaves.
+// One rank of the `ddp` benchmark: reads numbers of training steps from stdin,
+// one a line, runs them and answers each with a line of JSON.
 //
-//   ddp_steps CASE ddp|bare
+//   bench_ddp_steps CASE ddp|bare
 //
 // benchmarks/peers/ddp_steps.py does the same work in Python.
 
@@ -36,10 +35,9 @@ void fill_parameters(nn::Module& module) {
   const torch::NoGradGuard no_grad;
   double phase = 0;
   for (auto& parameter : module.parameters()) {
-    const double fan_in =
-        parameter.dim() > 1
-            ? static_cast<double>(parameter[0].numel())
-            : static_cast<double>(parameter.numel());
+    const double fan_in = parameter.dim() > 1
+                              ? static_cast<double>(parameter[0].numel())
+                              : static_cast<double>(parameter.numel());
     parameter.copy_(wave(parameter.sizes(), phase, 1 / std::sqrt(fan_in)));
     phase += 1;
   }
@@ -145,7 +143,7 @@ Round make_round(Model model, const std::string& name) {
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: ddp_steps CASE ddp|bare\n");
+    std::fprintf(stderr, "usage: bench_ddp_steps CASE ddp|bare\n");
     return 2;
   }
   const std::string name = argv[1];
@@ -153,16 +151,12 @@ int main(int argc, char** argv) {
   lockstep::init_process_group();
   auto model = make_model(name);
   fill_parameters(*model);
-  const Round round = wrapped
-                          ? make_round(lockstep::DistributedDataParallel(model),
-                                       name)
-                          : make_round(model, name);
-  std::printf("{\"ready\": true}\n");
-  std::fflush(stdout);
+  const Round round =
+      wrapped ? make_round(lockstep::DistributedDataParallel(model), name)
+              : make_round(model, name);
 
-  std::string command;
   int steps = 0;
-  while (std::cin >> command >> steps) {
+  while (std::cin >> steps) {
     std::vector<at::Tensor> losses;
     losses.reserve(steps);
     lockstep::barrier();

@@ -1,5 +1,5 @@
-"""One rank of the `ddp` benchmark in PyTorch: the same work, the same protocol
-as benchmarks/ddp/ddp_steps.cpp.
+"""One rank of the `ddp` benchmark in PyTorch: the same work as
+benchmarks/ddp/ddp_steps.cpp, asked for in the same way.
 
     ddp_steps.py CASE ddp|bare
 """
@@ -124,9 +124,8 @@ def main():
         run = whole_loop(model, optimizer)
     else:
         run = fixed_batch(model, optimizer, name)
-    print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        steps = int(line.split()[1])
+        steps = int(line)
         losses = []
         if mode == "ddp":
             dist.barrier()
