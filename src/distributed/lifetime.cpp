@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -14,7 +15,7 @@
 namespace lockstep::distributed {
 namespace {
 
-pid_t owner = 0;
+std::atomic<pid_t> owner = 0;
 
 void at_exit() {
   if (::getpid() != owner) return;  // a forked child: the peers are not its own
@@ -28,12 +29,9 @@ void at_exit() {
 
 }  // namespace
 
-void tie_to_process() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    owner = ::getpid();
-    std::atexit(at_exit);
-  });
+void end_with_process() {
+  owner = ::getpid();
+  std::atexit(at_exit);
 }
 
 void wait_for_goodbyes(comm::Liveness& liveness,

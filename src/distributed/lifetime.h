@@ -6,9 +6,10 @@
 
 namespace lockstep::distributed {
 
-/// From now on a process that exits without destroy_process_group leaves its
-/// group in good order. Thread safe.
-void tie_to_process();
+/// The group that is there at the end of the process will be left in good order
+/// then. Call for each group once it stands: what its parts do at exit must
+/// come later.
+void end_with_process();
 
 /// Returns when all peers have left, one was lost, or `bound` has passed.
 void wait_for_goodbyes(comm::Liveness& liveness,

@@ -61,14 +61,14 @@ void set_local_ranks(Group& group, const Joined& joined) {
   }
 }
 
-void make_process_group(Group& group) {
+void make_process_group(Group& group, const std::string& name) {
   using c10d::ProcessGroup;
   group.process_group = c10::make_intrusive<ProcessGroup>(
       group.store, group.rank, group.world_size);
   group.process_group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
   group.process_group->setBackend(
       c10::kCPU, ProcessGroup::BackendType::CUSTOM, group.backend);
-  group.process_group->setGroupName("0");
+  group.process_group->setGroupName(name);
   group.process_group->setGroupDesc("default_pg");
 }
 
@@ -89,15 +89,13 @@ std::shared_ptr<Group> connect(const Joined& joined,
   group->world_size = joined.world_size;
   group->timeout = timeout;
   group->hosts_store = joined.hosts_store;
-  // c10d's own key chain, where the number is the group's name.
-  const int generation =
-      interop ? 0 : rendezvous::next_generation(joined.store, joined.rank);
+  // c10d's own key chain.
+  const std::string name = std::to_string(joined.generation);
   group->store = c10::make_intrusive<c10d::PrefixStore>(
-      std::to_string(generation) + '/',
+      name + '/',
       c10::make_intrusive<c10d::PrefixStore>("default_pg", joined.store));
   if (!distributed::thread_is_rank()) {
     log::set_rank(group->rank, group->world_size);
-    distributed::tie_to_process();
   }
 
   if (group->world_size == 1) {
@@ -123,7 +121,7 @@ std::shared_ptr<Group> connect(const Joined& joined,
   group->backend_name =
       backend == "hybrid" ? group->backend->getBackendName() : backend;
   set_local_ranks(*group, joined);
-  make_process_group(*group);
+  make_process_group(*group, name);
   return group;
 }
 
@@ -137,8 +135,11 @@ void form_group(const InitOptions& options, Join&& join) {
   const bool interop = chosen_interop(options);
   const std::string backend = chosen_backend(options, interop);
   try {
-    distributed::exchange_default_group(
-        connect(join(interop), backend, options.timeout, interop));
+    auto group = connect(join(interop), backend, options.timeout, interop);
+    if (group->world_size > 1 && !distributed::thread_is_rank()) {
+      distributed::end_with_process();
+    }
+    distributed::exchange_default_group(std::move(group));
   } catch (...) {
     distributed::rethrow_converted(context);
   }

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <tuple>
 
 #include "core/clock.h"
 #include "core/env.h"
@@ -155,15 +156,12 @@ void check_place(Place& place) {
 /// end: a second group meets at the same store, and nobody can take the port
 /// in between.
 struct OpenStores {
-  std::mutex mutex;
-  std::map<std::string, StorePtr> stores;
-
-  struct Use {
-    c10::weak_intrusive_ptr<c10d::Store> store;
-    int rank;
-    int groups;
+  struct Entry {
+    StorePtr store;
+    int groups = 0;  ///< made over it so far, the same on all ranks
   };
-  std::vector<Use> uses;
+  std::mutex mutex;
+  std::map<std::string, Entry> entries;
 };
 
 OpenStores& open_stores() {
@@ -191,19 +189,23 @@ class StoreMaker {
            !agent_serves_;
   }
 
-  StorePtr run() {
+  /// The store, and how many groups were made over it before.
+  std::pair<StorePtr, int> run() {
     // c10d's keys are the same for each group, so a store that Python ranks
     // share cannot serve twice.
-    if (interop_) return make();
+    if (interop_) return {make(), 0};
     OpenStores& open = open_stores();
     {
       const std::lock_guard lock(open.mutex);
-      const auto found = open.stores.find(name());
-      if (found != open.stores.end()) return found->second;
+      const auto found = open.entries.find(name());
+      if (found != open.entries.end()) {
+        return {found->second.store, ++found->second.groups};
+      }
     }
     auto store = make();
     const std::lock_guard lock(open.mutex);
-    return open.stores[name()] = std::move(store);
+    open.entries[name()] = {store};
+    return {std::move(store), 0};
   }
 
  private:
@@ -343,25 +345,14 @@ Joined join(const InitOptions& options, bool interop) {
   }
   StoreMaker maker(place, options.timeout, interop);
   joined.hosts_store = maker.hosts_store();
-  joined.store = maker.run();
+  std::tie(joined.store, joined.generation) = maker.run();
   return joined;
-}
-
-int next_generation(const StorePtr& store, int rank) {
-  OpenStores& open = open_stores();
-  const std::lock_guard lock(open.mutex);
-  std::erase_if(open.uses, [](const auto& use) { return use.store.expired(); });
-  for (auto& use : open.uses) {
-    if (use.store.lock() == store && use.rank == rank) return ++use.groups;
-  }
-  open.uses.push_back({c10::weak_intrusive_ptr<c10d::Store>(store), rank, 0});
-  return 0;
 }
 
 void close_stores() {
   OpenStores& open = open_stores();
   const std::lock_guard lock(open.mutex);
-  open.stores.clear();
+  open.entries.clear();
 }
 
 }  // namespace lockstep::rendezvous

@@ -16,6 +16,9 @@ struct Joined {
   std::optional<int> local_world_size = {};
   /// This process serves the store: it must stay until the others are done.
   bool hosts_store = false;
+  /// Number of groups that were made over the store before: keeps their keys
+  /// apart, and is the group's name for c10d.
+  int generation = 0;
 };
 
 /// Finds the rank's place from arguments, URL and environment, and makes or
@@ -26,10 +29,6 @@ struct Joined {
 /// \throws StoreError    port taken, host unknown
 /// \throws TimeoutError  rank 0 was not there in time
 Joined join(const InitOptions& options, bool interop);
-
-/// How often this process has made a group over `store` as `rank` before: all
-/// ranks count alike, so it keeps the keys of successive groups apart.
-int next_generation(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
 /// Closes the stores that `join` made. For the end of the process.
 void close_stores();

@@ -52,6 +52,7 @@ void run_ranks(int n,
       const auto group = distributed::default_group();
       if (group && group->liveness) {
         group->liveness->announce_failure(text_of(error));
+        group->backend->abort();
       }
     }
     destroy_process_group();

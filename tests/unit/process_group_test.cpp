@@ -47,6 +47,45 @@ TEST(ProcessGroup, WorldOfOneOverAStore) {
   destroy_process_group();
 }
 
+TEST(ProcessGroup, ThreadsAreRanksOfTheirOwn) {
+  for (const int n : {1, 2, 3, 5}) {
+    std::vector<int> seen(n, 0);
+    testing::run_ranks(n, [&](int rank) {
+      EXPECT_EQ(get_rank(), rank);
+      EXPECT_EQ(get_world_size(), n);
+      EXPECT_EQ(get_local_rank(), rank);
+      EXPECT_EQ(get_local_world_size(), n);
+      EXPECT_EQ(get_backend(), n == 1 ? "self" : "shm");
+      EXPECT_EQ(get_group()->getRank(), rank);
+      barrier();
+      seen[rank] = 1;
+    });
+    EXPECT_EQ(seen, std::vector<int>(n, 1));
+    EXPECT_FALSE(is_initialized());
+  }
+}
+
+TEST(ProcessGroup, TheGroupServesC10d) {
+  testing::run_ranks(2, [](int rank) {
+    std::vector<at::Tensor> tensors = {torch::full({3}, rank + 1)};
+    get_group()->allreduce(tensors)->wait();
+    EXPECT_TRUE(tensors[0].equal(torch::full({3}, 3)));
+  });
+}
+
+TEST(ProcessGroup, RunRanksRethrowsTheFirstError) {
+  EXPECT_THROW(testing::run_ranks(0, [](int) {}), InvalidArgument);
+  try {
+    testing::run_ranks(3, [](int rank) {
+      if (rank == 2) throw std::runtime_error("rank 2 gives up");
+      barrier();
+    });
+    FAIL() << "no error";
+  } catch (const std::runtime_error& e) {
+    EXPECT_STREQ(e.what(), "rank 2 gives up");
+  }
+}
+
 TEST(ProcessGroup, WrongArgumentsWithAStore) {
   EXPECT_THROW(init_process_group(nullptr, {.world_size = 1, .rank = 0}),
                InvalidArgument);

@@ -54,7 +54,8 @@ struct InitOptions {
 LOCKSTEP_API void init_process_group(const InitOptions& options = {});
 
 /// The same over a store that the caller made; `rank` and `world_size` must be
-/// set. The group shares ownership of the store.
+/// set. The group shares ownership of the store. One store serves one group;
+/// for another one wrap it in a `c10d::PrefixStore`.
 LOCKSTEP_API void init_process_group(c10::intrusive_ptr<c10d::Store> store,
                                      const InitOptions& options);
 

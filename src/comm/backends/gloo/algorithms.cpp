@@ -71,6 +71,18 @@ void Algorithms::compare(const Fingerprint& own, const Deadline& deadline) {
   } catch (const ExchangeError&) {
     // A peer that has seen it may be gone.
   }
+  const auto leaver =
+      std::find_if(all.begin(), all.end(), [](const Fingerprint& of_rank) {
+        return of_rank.operation == Operation::kDestroyProcessGroup;
+      });
+  if (leaver != all.end()) {
+    const int left = static_cast<int>(leaver - all.begin());
+    throw PeerLost("rank " + std::to_string(left) +
+                       " left before this was complete; every rank must make "
+                       "the same calls before destroy_process_group or the "
+                       "end of its program",
+                   {.peers = {left}});
+  }
   const int rank = static_cast<int>(other - all.begin());
   throw MismatchError(describe_mismatch(all[0], rank, *other),
                       {.peers = {rank}});

@@ -332,7 +332,7 @@ class GlooBackend final : public c10d::Backend {
       if (!failure) failure = run(next);
       next.work->complete(failure);
     }
-    if (!failure) take_leave();
+    if (!failure && !given_up()) take_leave();
     transport_.close();
   }
 
@@ -353,6 +353,10 @@ class GlooBackend final : public c10d::Backend {
         ErrorContext context = next.work->context();
         context.peers = error.context().peers;
         throw MismatchError(error.message(), std::move(context));
+      } catch (const PeerLost& error) {
+        ErrorContext context = next.work->context();
+        context.peers = error.context().peers;
+        throw PeerLost(error.message(), std::move(context));
       }
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);

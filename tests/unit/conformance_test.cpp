@@ -1,0 +1,535 @@
+// One table for every backend: what each collective gives, for every dtype,
+// operation and odd size, and which errors it raises. Ranks are threads.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "comm/backend_registry.h"
+#include "core/clock.h"
+#include "lockstep/core/error.h"
+#include "lockstep/distributed/collectives.h"
+#include "lockstep/distributed/process_group.h"
+#include "lockstep/testing/run_ranks.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using at::Tensor;
+
+constexpr c10::ScalarType kReducible[] = {at::kByte,
+                                          at::kChar,
+                                          at::kShort,
+                                          at::kInt,
+                                          at::kLong,
+                                          at::kHalf,
+                                          at::kBFloat16,
+                                          at::kFloat,
+                                          at::kDouble};
+constexpr c10::ScalarType kOnlyMovable[] = {
+    at::kBool, at::kComplexFloat, at::kComplexDouble, at::kFloat8_e4m3fn};
+constexpr ReduceOp kOps[] = {ReduceOp::SUM,
+                             ReduceOp::AVG,
+                             ReduceOp::PRODUCT,
+                             ReduceOp::MIN,
+                             ReduceOp::MAX};
+constexpr int64_t kSizes[] = {0, 1, 7, 1025};
+
+/// Element i of rank r as a whole number: from -4 to 4, for unsigned dtypes
+/// from 0 to 8.
+Tensor whole(int rank, int64_t numel, c10::ScalarType dtype) {
+  const auto numbers = (at::arange(numel, at::kLong) * 7 + rank * 3) % 9;
+  const bool has_negatives = dtype != at::kByte && dtype != at::kBool;
+  return has_negatives ? numbers - 4 : numbers;
+}
+
+Tensor input_of(int rank, int64_t numel, c10::ScalarType dtype) {
+  return whole(rank, numel, dtype).to(dtype);
+}
+
+/// What a reduction of all ranks' inputs must give, computed with libtorch's
+/// whole numbers; they fit every dtype or wrap as they are converted.
+Tensor reduced(ReduceOp op, int ranks, int64_t numel, c10::ScalarType dtype) {
+  auto result = whole(0, numel, dtype);
+  for (int rank = 1; rank < ranks; ++rank) {
+    const auto next = whole(rank, numel, dtype);
+    switch (op) {
+      case ReduceOp::SUM:
+      case ReduceOp::AVG:
+        result = result + next;
+        break;
+      case ReduceOp::PRODUCT:
+        result = result * next;
+        break;
+      case ReduceOp::MIN:
+        result = at::minimum(result, next);
+        break;
+      case ReduceOp::MAX:
+        result = at::maximum(result, next);
+        break;
+    }
+  }
+  if (op == ReduceOp::AVG) {
+    if (at::isIntegralType(dtype, /*includeBool=*/false)) {
+      return at::div(result, ranks, "trunc").to(dtype);
+    }
+    const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    return (result.to(wide) / ranks).to(dtype);
+  }
+  return result.to(dtype);
+}
+
+bool same(const Tensor& actual, const Tensor& expected) {
+  if (actual.scalar_type() == at::kFloat8_e4m3fn) {
+    return actual.view(at::kByte).equal(expected.view(at::kByte));
+  }
+  return actual.equal(expected);
+}
+
+std::vector<std::string> backends() {
+  std::vector<std::string> names;
+  for (const auto& name : comm::available_backends()) {
+    // On one host hybrid is shm.
+    if (name != "hybrid") names.push_back(name);
+  }
+  return names;
+}
+
+class Conformance
+    : public ::testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  [[nodiscard]] std::string backend() const { return std::get<0>(GetParam()); }
+  [[nodiscard]] int ranks() const { return std::get<1>(GetParam()); }
+
+  void run(const std::function<void(int rank)>& fn,
+           std::chrono::milliseconds timeout = 60s) const {
+    testing::run_ranks(ranks(), fn, {.backend = backend(), .timeout = timeout});
+  }
+};
+
+std::string name_of(
+    const ::testing::TestParamInfo<std::tuple<std::string, int>>& info) {
+  return std::get<0>(info.param) + '_' +
+         std::to_string(std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         Conformance,
+                         ::testing::Combine(::testing::ValuesIn(backends()),
+                                            ::testing::Values(1, 2, 3, 5)),
+                         name_of);
+
+#define EXPECT_SAME(actual, expected, what) \
+  EXPECT_TRUE(same(actual, expected)) << (what) << "\n" << (actual)
+
+TEST_P(Conformance, Reductions) {
+  const int n = ranks();
+  run([&](int rank) {
+    for (const auto dtype : kReducible) {
+      for (const auto op : kOps) {
+        for (const auto numel : kSizes) {
+          const std::string what = std::string(c10::toString(dtype)) +
+                                   " operation " +
+                                   std::to_string(static_cast<int>(op)) + ", " +
+                                   std::to_string(numel) + " elements";
+          const auto expected = reduced(op, n, numel, dtype);
+          auto tensor = input_of(rank, numel, dtype);
+          all_reduce(tensor, {.op = op});
+          EXPECT_SAME(tensor, expected, "all_reduce " + what);
+
+          const auto whole_expected = reduced(op, n, numel * n, dtype);
+          const auto chunk = whole_expected.narrow(0, rank * numel, numel);
+          const auto input = input_of(rank, numel * n, dtype);
+          auto output = at::zeros({numel}, dtype);
+          reduce_scatter_tensor(output, input, {.op = op});
+          EXPECT_SAME(output, chunk, "reduce_scatter_tensor " + what);
+
+          output.zero_();
+          reduce_scatter(
+              output,
+              numel > 0 ? input.split(numel) : std::vector<Tensor>(n, input),
+              {.op = op});
+          EXPECT_SAME(output, chunk, "reduce_scatter " + what);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Conformance, Moves) {
+  const int n = ranks();
+  std::vector<c10::ScalarType> dtypes;
+  for (const auto dtype : kReducible) dtypes.push_back(dtype);
+  for (const auto dtype : kOnlyMovable) dtypes.push_back(dtype);
+  run([&](int rank) {
+    for (const auto dtype : dtypes) {
+      for (const auto numel : kSizes) {
+        const std::string what = std::string(c10::toString(dtype)) + ", " +
+                                 std::to_string(numel) + " elements";
+        const auto input = input_of(rank, numel, dtype);
+        for (int src = 0; src < n; ++src) {
+          auto tensor = input.clone();
+          broadcast(tensor, {.src = src});
+          EXPECT_SAME(tensor, input_of(src, numel, dtype), "broadcast " + what);
+        }
+        std::vector<Tensor> outputs;
+        for (int r = 0; r < n; ++r) {
+          outputs.push_back(at::empty({numel}, dtype));
+        }
+        all_gather(outputs, input);
+        auto joined = at::empty({numel * n}, dtype);
+        all_gather_into_tensor(joined, input);
+        for (int r = 0; r < n; ++r) {
+          const auto expected = input_of(r, numel, dtype);
+          EXPECT_SAME(outputs[r], expected, "all_gather " + what);
+          EXPECT_SAME(joined.narrow(0, r * numel, numel),
+                      expected,
+                      "all_gather_into_tensor " + what);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Conformance, ManyElements) {
+  constexpr int64_t kNumel = (1 << 20) + 3;
+  run([&](int rank) {
+    auto tensor = input_of(rank, kNumel, at::kFloat);
+    all_reduce(tensor);
+    EXPECT_SAME(tensor,
+                reduced(ReduceOp::SUM, ranks(), kNumel, at::kFloat),
+                "all_reduce");
+    auto root = input_of(rank, kNumel, at::kFloat);
+    broadcast(root, {.src = ranks() - 1});
+    EXPECT_SAME(root, input_of(ranks() - 1, kNumel, at::kFloat), "broadcast");
+  });
+}
+
+TEST_P(Conformance, AllRanksHoldTheSameBits) {
+  std::vector<Tensor> results(ranks());
+  run([&](int rank) {
+    // Thirds: their sum depends on the order in which it is taken.
+    auto tensor = (at::arange(1001, at::kFloat) + rank) / 3;
+    all_reduce(tensor, {.op = ReduceOp::AVG});
+    results[rank] = tensor;
+  });
+  for (const auto& result : results) EXPECT_TRUE(result.equal(results[0]));
+}
+
+TEST_P(Conformance, NonContiguousTensors) {
+  const int n = ranks();
+  run([&](int rank) {
+    const auto matrix = [](const Tensor& flat) { return flat.view({3, 5}); };
+    for (const bool async : {false, true}) {
+      auto input = matrix(input_of(rank, 15, at::kFloat)).t();
+      ASSERT_FALSE(input.is_contiguous());
+      // The elements in the order of a transposed matrix.
+      const auto transposed = [&](const Tensor& flat) {
+        return matrix(flat).t();
+      };
+      const auto sum = transposed(reduced(ReduceOp::SUM, n, 15, at::kFloat));
+
+      auto tensor = matrix(input_of(rank, 15, at::kFloat).clone()).t();
+      all_reduce(tensor, {.async_op = async}).wait();
+      EXPECT_SAME(tensor, sum, "all_reduce");
+
+      tensor = matrix(input_of(rank, 15, at::kFloat).clone()).t();
+      broadcast(tensor, {.src = n - 1, .async_op = async}).wait();
+      EXPECT_SAME(
+          tensor, transposed(input_of(n - 1, 15, at::kFloat)), "broadcast");
+
+      std::vector<Tensor> outputs;
+      for (int r = 0; r < n; ++r) outputs.push_back(at::zeros({3, 5}).t());
+      all_gather(outputs, input, {.async_op = async}).wait();
+      for (int r = 0; r < n; ++r) {
+        EXPECT_SAME(
+            outputs[r], transposed(input_of(r, 15, at::kFloat)), "all_gather");
+      }
+
+      auto joined = at::zeros({3, 5 * n}).t();
+      all_gather_into_tensor(joined, input, {.async_op = async}).wait();
+      for (int r = 0; r < n; ++r) {
+        EXPECT_SAME(joined.narrow(0, 5 * r, 5),
+                    transposed(input_of(r, 15, at::kFloat)),
+                    "all_gather_into_tensor");
+      }
+
+      auto output = at::zeros({3, 5}).t();
+      reduce_scatter(output, std::vector<Tensor>(n, input), {.async_op = async})
+          .wait();
+      EXPECT_SAME(output, sum, "reduce_scatter");
+
+      output = at::zeros({3, 5}).t();
+      reduce_scatter_tensor(output,
+                            std::vector<Tensor>(n, input).empty()
+                                ? input
+                                : at::cat(std::vector<Tensor>(n, input)),
+                            {.async_op = async})
+          .wait();
+      EXPECT_SAME(output, sum, "reduce_scatter_tensor");
+    }
+  });
+}
+
+TEST_P(Conformance, ScalarsAndParameters) {
+  run([&](int rank) {
+    auto scalar = at::scalar_tensor(rank + 1, at::kLong);
+    all_reduce(scalar, {.op = ReduceOp::MAX});
+    EXPECT_EQ(scalar.item<int64_t>(), ranks());
+    auto parameter = at::full({2}, rank + 1.0).requires_grad_();
+    broadcast(parameter);
+    EXPECT_TRUE(parameter.detach().equal(at::ones({2})));
+  });
+}
+
+TEST_P(Conformance, ManyOperationsUnderWay) {
+  const int n = ranks();
+  run([&](int rank) {
+    std::vector<Tensor> tensors;
+    std::vector<Work> works;
+    for (int i = 0; i < 20; ++i) {
+      tensors.push_back(input_of(rank + i, 100 + i, at::kInt));
+      works.push_back(i % 2 ? all_reduce(tensors[i], {.async_op = true})
+                            : broadcast(tensors[i], {.async_op = true}));
+    }
+    works.push_back(barrier({.async_op = true}));
+    for (auto& work : works) {
+      work.wait();
+      EXPECT_TRUE(work.is_completed());
+    }
+    works.front().wait();  // again: nothing happens
+    for (int i = 0; i < 20; ++i) {
+      auto expected = input_of(i, 100 + i, at::kInt);
+      for (int r = 1; i % 2 && r < n; ++r) {
+        expected += input_of(r + i, 100 + i, at::kInt);
+      }
+      EXPECT_SAME(tensors[i], expected, "operation " + std::to_string(i));
+    }
+  });
+}
+
+TEST_P(Conformance, ABarrierHoldsAllRanksBack) {
+  std::atomic<int> arrived{0};
+  run([&](int rank) {
+    std::this_thread::sleep_for(rank * 5ms);
+    arrived.fetch_add(1);
+    barrier();
+    EXPECT_EQ(arrived.load(), ranks());
+  });
+}
+
+/// `call` must throw E with `part` in its text.
+template <class E>
+void expect_error(const std::function<void()>& call, const std::string& part) {
+  try {
+    call();
+    ADD_FAILURE() << "no error, expected: " << part;
+  } catch (const E& e) {
+    EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+  } catch (const std::exception& e) {
+    ADD_FAILURE() << "another error: " << e.what();
+  }
+}
+
+TEST_P(Conformance, WrongArgumentsAreRefusedAndTheGroupStaysUsable) {
+  const int n = ranks();
+  run([&](int rank) {
+    Tensor undefined;
+    auto good = at::ones({4});
+    auto meta = at::ones({4}, at::TensorOptions().device(at::kMeta));
+    auto expanded = at::ones({1}).expand({4});
+    auto boolean = at::ones({4}, at::kBool);
+    auto complex = at::ones({4}, at::kComplexFloat);
+    auto sparse = at::ones({4}).to_sparse();
+    auto longer = at::ones({4 * n + 1});
+    auto other = at::ones({4 * n}, at::kDouble);
+    std::vector<Tensor> too_many(n + 1, good);
+    std::vector<Tensor> other_shape(n, at::ones({2, 2}));
+
+    expect_error<InvalidArgument>([&] { all_reduce(undefined); }, "undefined");
+    expect_error<InvalidArgument>([&] { all_reduce(meta); }, "meta");
+    expect_error<InvalidArgument>([&] { all_reduce(expanded); }, "clone()");
+    expect_error<InvalidArgument>([&] { all_reduce(sparse); }, "to_dense()");
+    expect_error<Unsupported>([&] { all_reduce(boolean); }, "Bool");
+    expect_error<Unsupported>([&] { all_reduce(complex); }, "ComplexFloat");
+    expect_error<InvalidArgument>([&] { broadcast(good, {.src = n}); }, "src");
+    expect_error<InvalidArgument>([&] { broadcast(good, {.src = -1}); }, "src");
+    expect_error<InvalidArgument>([&] { all_gather(too_many, good); },
+                                  "one per rank");
+    expect_error<InvalidArgument>([&] { all_gather(other_shape, good); },
+                                  "outputs[0] has shape [2, 2]");
+    expect_error<InvalidArgument>([&] { all_gather_into_tensor(longer, good); },
+                                  "are needed");
+    expect_error<InvalidArgument>([&] { all_gather_into_tensor(other, good); },
+                                  "dtype");
+    expect_error<InvalidArgument>([&] { reduce_scatter(good, too_many); },
+                                  "one per rank");
+    expect_error<InvalidArgument>([&] { reduce_scatter_tensor(good, longer); },
+                                  "are needed");
+    expect_error<Unsupported>(
+        [&] { reduce_scatter(boolean, std::vector<Tensor>(n, boolean)); },
+        "Bool");
+
+    auto tensor = input_of(rank, 4, at::kFloat);
+    all_reduce(tensor);
+    EXPECT_SAME(tensor, reduced(ReduceOp::SUM, n, 4, at::kFloat), "afterwards");
+  });
+}
+
+TEST(ConformanceWithoutGroup, EveryCollectiveSaysWhatToCall) {
+  auto tensor = at::ones({2});
+  std::vector<Tensor> list = {tensor};
+  const std::string part = "call init_process_group first";
+  expect_error<InvalidArgument>([&] { all_reduce(tensor); }, part);
+  expect_error<InvalidArgument>([&] { broadcast(tensor); }, part);
+  expect_error<InvalidArgument>([&] { all_gather(list, tensor); }, part);
+  expect_error<InvalidArgument>([&] { all_gather_into_tensor(tensor, tensor); },
+                                part);
+  expect_error<InvalidArgument>([&] { reduce_scatter(tensor, list); }, part);
+  expect_error<InvalidArgument>([&] { reduce_scatter_tensor(tensor, tensor); },
+                                part);
+  expect_error<InvalidArgument>([&] { barrier(); }, part);
+}
+
+/// Ranks that disagree: everyone gets the error.
+class ConformanceErrors : public Conformance {
+ protected:
+  template <class E>
+  void expect_on_all(const std::function<void(int rank)>& call) const {
+    std::atomic<int> errors{0};
+    run([&](int rank) {
+      try {
+        call(rank);
+        ADD_FAILURE() << "no error on rank " << rank;
+      } catch (const E&) {
+        errors.fetch_add(1);
+      } catch (const std::exception& e) {
+        ADD_FAILURE() << "another error on rank " << rank << ": " << e.what();
+      }
+    });
+    EXPECT_EQ(errors.load(), ranks());
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         ConformanceErrors,
+                         ::testing::Combine(::testing::ValuesIn(backends()),
+                                            ::testing::Values(2, 3)),
+                         name_of);
+
+TEST_P(ConformanceErrors, DifferentShapes) {
+  expect_on_all<MismatchError>([](int rank) {
+    auto tensor = at::ones({rank == 1 ? 5 : 4});
+    all_reduce(tensor);
+  });
+}
+
+TEST_P(ConformanceErrors, DifferentDtypes) {
+  expect_on_all<MismatchError>([](int rank) {
+    auto tensor = at::ones({4}, rank == 1 ? at::kInt : at::kFloat);
+    all_reduce(tensor);
+  });
+}
+
+TEST_P(ConformanceErrors, DifferentReductions) {
+  expect_on_all<MismatchError>([](int rank) {
+    auto tensor = at::ones({4});
+    all_reduce(tensor, {.op = rank == 1 ? ReduceOp::MAX : ReduceOp::SUM});
+  });
+}
+
+TEST_P(ConformanceErrors, DifferentOperations) {
+  expect_on_all<MismatchError>([](int rank) {
+    auto tensor = at::ones({4});
+    if (rank == 1) {
+      broadcast(tensor);
+    } else {
+      all_reduce(tensor);
+    }
+  });
+}
+
+TEST_P(ConformanceErrors, DifferentRoots) {
+  expect_on_all<MismatchError>([](int rank) {
+    auto tensor = at::ones({4});
+    broadcast(tensor, {.src = rank == 1 ? 1 : 0});
+  });
+}
+
+TEST_P(ConformanceErrors, AfterAMismatchTheGroupRefuses) {
+  expect_on_all<Error>([](int rank) {
+    auto tensor = at::ones({rank == 1 ? 5 : 4});
+    try {
+      all_reduce(tensor);
+    } catch (const MismatchError&) {
+      barrier();
+    }
+  });
+}
+
+TEST_P(ConformanceErrors, ALateRankIsNamedAtTheDeadline) {
+  run(
+      [&](int rank) {
+        if (rank == 1) {
+          std::this_thread::sleep_for(1500ms);
+          return;
+        }
+        const auto start = Clock::now();
+        auto tensor = at::ones({4});
+        try {
+          all_reduce(tensor);
+          ADD_FAILURE() << "no error";
+        } catch (const TimeoutError& e) {
+          EXPECT_EQ(e.context().operation, "all_reduce");
+          EXPECT_EQ(e.context().peers, std::vector<int>{1}) << e.what();
+        }
+        EXPECT_LE(Clock::now() - start, 400ms + 1s);
+      },
+      400ms);
+}
+
+TEST_P(ConformanceErrors, AFailedRankIsNamedByTheOthers) {
+  std::atomic<int> lost{0};
+  try {
+    run([&](int rank) {
+      if (rank == 1) throw std::runtime_error("no more coffee");
+      auto tensor = at::ones({4});
+      try {
+        for (;;) all_reduce(tensor);
+      } catch (const PeerLost& e) {
+        EXPECT_EQ(e.context().peers, std::vector<int>{1}) << e.what();
+        EXPECT_NE(std::string(e.what()).find("no more coffee"),
+                  std::string::npos)
+            << e.what();
+        lost.fetch_add(1);
+      }
+    });
+    ADD_FAILURE() << "run_ranks swallowed the error";
+  } catch (const std::runtime_error& e) {
+    EXPECT_STREQ(e.what(), "no more coffee");
+  }
+  EXPECT_EQ(lost.load(), ranks() - 1);
+}
+
+TEST_P(ConformanceErrors, ARankThatLeftIsNamedByTheOthers) {
+  run([&](int rank) {
+    if (rank == 1) return;
+    try {
+      barrier();
+      ADD_FAILURE() << "no error";
+    } catch (const PeerLost& e) {
+      EXPECT_EQ(e.context().peers, std::vector<int>{1}) << e.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
