@@ -8,6 +8,8 @@
 #include <exception>
 #include <mutex>
 
+#include "core/failure.h"
+#include "distributed/group.h"
 #include "lockstep/core/log.h"
 #include "lockstep/distributed/process_group.h"
 #include "rendezvous/rendezvous.h"
@@ -32,6 +34,14 @@ void at_exit() {
 void end_with_process() {
   owner = ::getpid();
   std::atexit(at_exit);
+  set_failure_hook(fail_default_group);
+}
+
+void fail_default_group(const std::string& reason) {
+  const auto group = default_group();
+  if (!group || !group->liveness) return;
+  group->liveness->announce_failure(reason);
+  group->backend->abort();
 }
 
 void wait_for_goodbyes(comm::Liveness& liveness,

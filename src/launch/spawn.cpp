@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/failure.h"
 #include "launch/agent.h"
 #include "launch/cluster_environment.h"
 #include "launch/cpus.h"
@@ -134,6 +135,7 @@ std::string read_all(int fd) {
                            std::to_string(context.world_size) + "] " + text +
                            '\n';
   write_all(STDERR_FILENO, line);
+  announce_failure(text);
   write_all(child.report, text);
   std::exit(1);
 }

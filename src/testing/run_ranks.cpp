@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "distributed/group.h"
+#include "distributed/lifetime.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::testing {
@@ -49,11 +50,7 @@ void run_ranks(int n,
         const std::lock_guard lock(mutex);
         if (!first) first = error;
       }
-      const auto group = distributed::default_group();
-      if (group && group->liveness) {
-        group->liveness->announce_failure(text_of(error));
-        group->backend->abort();
-      }
+      distributed::fail_default_group(text_of(error));
     }
     destroy_process_group();
   };

@@ -13,6 +13,7 @@
 
 #include "comm/backend_registry.h"
 #include "core/env.h"
+#include "core/failure.h"
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/collectives.h"
 #include "lockstep/distributed/process_group.h"
@@ -27,6 +28,7 @@ namespace {
 constexpr int kInvalidArgument = 11;
 constexpr int kStoreError = 12;
 constexpr int kTimeoutError = 13;
+constexpr int kPeerLost = 14;
 constexpr int kOtherError = 19;
 
 /// Runs an entry's body; errors go to stderr and into the exit code.
@@ -43,6 +45,9 @@ int guarded(Body&& body) {
   } catch (const TimeoutError& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return kTimeoutError;
+  } catch (const PeerLost& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return kPeerLost;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return kOtherError;
@@ -114,6 +119,20 @@ LOCKSTEP_PROCESS(rank_0_leaves_first) {
       if (store->get_to_str("late") != "still here") return 1;
     }
     if (env::get_bool("TEST_DESTROY").value_or(true)) destroy_process_group();
+    return 0;
+  });
+}
+
+/// Rank 1 ends as a spawned child does whose function threw.
+LOCKSTEP_PROCESS(rank_1_fails) {
+  return guarded([] {
+    init_process_group();
+    barrier();
+    if (get_rank() == 1) {
+      announce_failure("the disk is full");
+      std::exit(1);
+    }
+    barrier();
     return 0;
   });
 }
@@ -348,6 +367,17 @@ TEST_P(RankZeroFirst, TheStoreOutlivesIt) {
       EXPECT_TRUE(result.ok()) << result;
       EXPECT_EQ(result.err, "");
     }
+  }
+}
+
+TEST(End, AFailureThatWasAnnouncedReachesTheOthers) {
+  Ranks ranks(3, "rank_1_fails");
+  const auto results = ranks.wait();
+  EXPECT_EQ(results[1].exit_code, 1) << results[1];
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(results[rank].exit_code, kPeerLost) << results[rank];
+    EXPECT_NE(results[rank].err.find("the disk is full"), std::string::npos)
+        << results[rank];
   }
 }
 
