@@ -1,6 +1,8 @@
 #pragma once
 
 // Everything that is public. One line per header, one block per layer.
+#include "lockstep/checkpoint/checkpoint.h"
+#include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/data/collate.h"
