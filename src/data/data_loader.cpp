@@ -26,6 +26,9 @@ BatchPlan::BatchPlan(int64_t dataset_size, DataLoaderOptions options)
     refuse("prefetch_factor must be positive, but is " +
            std::to_string(options_.prefetch_factor));
   }
+  if (options_.timeout <= std::chrono::milliseconds::zero()) {
+    refuse("timeout must be positive");
+  }
   if (options_.shuffle && options_.sampler) {
     refuse("shuffle and sampler exclude each other; let the sampler shuffle");
   }

@@ -287,9 +287,11 @@ TEST(DataLoader, RefusesWrongArguments) {
   EXPECT_THROW(make({.batch_size = 0}), InvalidArgument);
   EXPECT_THROW(make({.num_workers = -1}), InvalidArgument);
   EXPECT_THROW(make({.num_workers = 1, .prefetch_factor = 0}), InvalidArgument);
+  EXPECT_THROW(make({.timeout = 0ms}), InvalidArgument);
   EXPECT_THROW(make({.shuffle = true, .sampler = SequentialSampler(4)}),
                InvalidArgument);
   EXPECT_THROW(make({.shuffle = true}, 0), InvalidArgument);
+  EXPECT_THROW(DataLoader(std::shared_ptr<Squares>()), InvalidArgument);
 }
 
 TEST(DataLoader, RefusesWhatASamplerMustNotReturn) {

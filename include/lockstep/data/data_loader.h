@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/error.h"
 #include "lockstep/core/export.h"
 #include "lockstep/data/collate.h"
 #include "lockstep/data/dataset.h"
@@ -133,7 +134,7 @@ class DataLoader {
 
   /// Takes a copy of `dataset`, or moves it.
   /// `collate`: called with a `std::vector` of items, from the workers' threads
-  /// if there are any; not used with a `BatchDataset`.
+  /// if there are any; must not be given for a `BatchDataset`.
   /// \throws InvalidArgument when a number is out of range, `sampler` and
   ///     `shuffle` are both set, or `shuffle` meets an empty data set
   explicit DataLoader(D dataset,
@@ -167,7 +168,9 @@ class DataLoader {
            Collate collate_items)
         : dataset(std::move(data)),
           collate(std::move(collate_items)),
-          plan(dataset->size(), std::move(options)) {}
+          plan(dataset ? dataset->size()
+                       : throw InvalidArgument("DataLoader: no data set"),
+               std::move(options)) {}
 
     Batch batch(const at::Tensor& pass, int64_t index) {
       return make_batch(*dataset, collate, plan.batch_indices(pass, index));
