@@ -8,6 +8,7 @@
 #include "comm/backends/gloo/network.h"
 #include "comm/backends/gloo/process_group_gloo.h"
 #include "comm/backends/gloo/transport.h"
+#include "comm/backends/gloo/watched_store.h"
 #include "comm/backends/gloo/work.h"
 #include "comm/fingerprint.h"
 #include "comm/kernels/reduce.h"
@@ -22,7 +23,20 @@ namespace {
 using namespace std::chrono_literals;
 
 // How long the verdict on a dead peer may take after Gloo lost a connection.
-constexpr auto kVerdictTime = 1s;
+constexpr std::chrono::milliseconds kVerdictTime = 1s;
+
+/// What liveness has to say about the ranks, at the latest after `limit`.
+std::optional<PeerLost> verdict(const Liveness& liveness,
+                                const std::vector<int>& waiting_for,
+                                const ErrorContext& context,
+                                std::chrono::milliseconds limit) {
+  const Deadline deadline(limit);
+  for (;;) {
+    auto lost = liveness.peer_lost(waiting_for, context);
+    if (lost || deadline.passed()) return lost;
+    std::this_thread::sleep_for(1ms);
+  }
+}
 
 class GlooBackend final : public c10d::Backend {
  public:
@@ -374,26 +388,26 @@ class GlooBackend final : public c10d::Backend {
   [[noreturn]] void throw_converted(const ExchangeError& error,
                                     const Deadline& deadline,
                                     ErrorContext context) const {
-    const auto missing = context.peers;
     if (aborted_.load()) {
       throw BackendError("the group was aborted", std::move(context));
     }
     // Gloo sees a lost connection before the death is on record.
-    for (const Deadline verdict(kVerdictTime);
-         context_.liveness && !deadline.passed();
-         std::this_thread::sleep_for(1ms)) {
-      if (auto lost = context_.liveness->peer_lost(missing, context)) {
+    if (context_.liveness) {
+      const auto limit = deadline.passed() ? 0ms : kVerdictTime;
+      if (auto lost =
+              verdict(*context_.liveness, context.peers, context, limit)) {
         throw *lost;
       }
-      if (verdict.passed()) break;
     }
     if (deadline.passed()) {
       std::string ranks;
-      for (const int rank : missing) ranks += ' ' + std::to_string(rank);
-      throw TimeoutError(
-          "nothing was heard of rank" + ranks +
-              "; it is stopped, far behind, or did not make this call",
-          std::move(context));
+      for (const int rank : context.peers) {
+        ranks += (ranks.empty() ? "rank " : ", rank ") + std::to_string(rank);
+      }
+      throw TimeoutError("nothing was heard of " +
+                             (ranks.empty() ? "the others" : ranks) +
+                             "; stopped, far behind, or not making this call",
+                         std::move(context));
     }
     throw BackendError(std::string("Gloo failed: ") + error.what(),
                        std::move(context));
@@ -441,18 +455,51 @@ class GlooBackend final : public c10d::Backend {
   std::thread worker_;
 };
 
+// Part of c10d's own key chain: a Python rank looks under the device's name.
+constexpr const char* kPrefix = "cpu/";
+
+c10::intrusive_ptr<c10d::Backend> connect(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const BackendContext& context,
+    std::optional<bool> one_host) {
+  const auto endpoint = choose_endpoint(context.store, one_host);
+  return make_process_group_gloo(store,
+                                 context.rank,
+                                 context.world_size,
+                                 context.timeout,
+                                 endpoint.interfaces,
+                                 endpoint.address);
+}
+
+c10::intrusive_ptr<c10d::Backend> connect_watched(
+    const BackendContext& context) {
+  const ErrorContext error = {.operation = "init_process_group",
+                              .group = context.group_name,
+                              .backend = "gloo",
+                              .rank = context.rank,
+                              .world_size = context.world_size};
+  const auto& liveness = context.liveness;
+  const auto store = c10::make_intrusive<WatchedStore>(
+      kPrefix, context.store, liveness, context.timeout, error);
+  try {
+    return connect(store, context, liveness->single_host());
+  } catch (const InvalidArgument&) {
+    throw;
+  } catch (const std::exception&) {
+    // The store or a connection may have been lost through a death.
+    if (auto lost = verdict(*liveness, {}, error, kVerdictTime)) throw *lost;
+    throw;
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
-  std::optional<bool> one_host;
-  if (context.liveness) one_host = context.liveness->single_host();
-  const auto endpoint = choose_endpoint(context.store, one_host);
-  auto gloo = make_process_group_gloo(context.store,
-                                      context.rank,
-                                      context.world_size,
-                                      context.timeout,
-                                      endpoint.interfaces,
-                                      endpoint.address);
+  auto gloo = context.liveness ? connect_watched(context)
+                               : connect(c10::make_intrusive<c10d::PrefixStore>(
+                                             kPrefix, context.store),
+                                         context,
+                                         std::nullopt);
   if (context.interop) return gloo;
   return c10::make_intrusive<GlooBackend>(context, std::move(gloo));
 }

@@ -3,7 +3,6 @@
 #ifndef USE_C10D_GLOO  // set by some builds of libtorch for their users
 #define USE_C10D_GLOO
 #endif
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 namespace lockstep::comm::gloo {
@@ -25,12 +24,8 @@ c10::intrusive_ptr<c10d::Backend> make_process_group_gloo(
     options->devices.push_back(
         ProcessGroupGloo::createDeviceForHostname(address));
   }
-  // c10d's own key chain: a Python rank looks under the device's name.
   return c10::make_intrusive<ProcessGroupGloo>(
-      c10::make_intrusive<c10d::PrefixStore>("cpu/", store),
-      rank,
-      world_size,
-      std::move(options));
+      store, rank, world_size, std::move(options));
 }
 
 }  // namespace lockstep::comm::gloo

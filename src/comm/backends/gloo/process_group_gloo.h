@@ -8,9 +8,9 @@
 
 namespace lockstep::comm::gloo {
 
-/// libtorch's own c10d::ProcessGroupGloo, connected to all ranks. The only
-/// place that knows its class. `interfaces` are names of network interfaces;
-/// when there are none, it listens on `address`.
+/// libtorch's own c10d::ProcessGroupGloo, connected to all ranks through keys
+/// right under `store`. The only place that knows its class. `interfaces` are
+/// names of network interfaces; when there are none, it listens on `address`.
 ///
 /// Collective and blocking. Throws what c10d and Gloo throw.
 c10::intrusive_ptr<c10d::Backend> make_process_group_gloo(

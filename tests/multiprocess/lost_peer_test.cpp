@@ -1,0 +1,167 @@
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include "comm/backend_registry.h"
+#include "core/clock.h"
+#include "lockstep/core/error.h"
+#include "lockstep/distributed/collectives.h"
+#include "lockstep/distributed/process_group.h"
+#include "support/multiprocess.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kTimeout = 2s;
+
+int report(const char* kind, const Error& error) {
+  std::string peers;
+  for (const int peer : error.context().peers) {
+    peers += ' ' + std::to_string(peer);
+  }
+  std::printf("%s%s.\n", kind, peers.c_str());
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s\n", error.what());
+  return 0;
+}
+
+/// Reduces 1 MB again and again, and says how that ended. The group must be of
+/// no use afterwards and go within a bound.
+LOCKSTEP_PROCESS(reduce_for_ever) {
+  init_process_group({.timeout = kTimeout});
+  int exit_code = 1;
+  try {
+    auto tensor = torch::ones(1 << 18);
+    for (int i = 0;; ++i) {
+      all_reduce(tensor, {.op = ReduceOp::AVG});
+      if (i == 3) std::puts("running"), std::fflush(stdout);
+    }
+  } catch (const PeerLost& error) {
+    exit_code = report("lost", error);
+  } catch (const TimeoutError& error) {
+    exit_code = report("timeout", error);
+  }
+  try {
+    barrier();
+    exit_code = 2;
+  } catch (const Error&) {
+  }
+  // Rank 0 keeps the store for the others, at most for the timeout.
+  const Deadline prompt(kTimeout + 2s);
+  destroy_process_group();
+  return prompt.passed() ? 3 : exit_code;
+}
+
+/// Rank VICTIM dies while the others connect.
+LOCKSTEP_PROCESS(die_while_connecting) {
+  comm::register_backend(
+      "dies",
+      [](const comm::BackendContext&) -> c10::intrusive_ptr<c10d::Backend> {
+        ::raise(SIGKILL);
+        return nullptr;
+      });
+  try {
+    if (std::string(std::getenv("RANK")) == std::getenv("VICTIM")) {
+      init_process_group({.backend = "dies"});
+    } else {
+      init_process_group();
+    }
+    return 1;
+  } catch (const PeerLost& error) {
+    return report("lost", error);
+  }
+}
+
+std::set<std::string> shared_memory_files() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    names.insert(entry.path().filename().string());
+  }
+  return names;
+}
+
+class LostPeer : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const auto built = comm::available_backends();
+    if (std::find(built.begin(), built.end(), GetParam()) == built.end()) {
+      GTEST_SKIP() << "backend " << GetParam() << " is not built";
+    }
+  }
+
+  /// Three ranks in their loop; `signal` hits `victim`, the others must write
+  /// `line` within `limit` and end well.
+  void hit(int victim,
+           int signal,
+           const std::string& line,
+           test::milliseconds limit) {
+    test::Ranks ranks(3, "reduce_for_ever", {{"LOCKSTEP_BACKEND", GetParam()}});
+    for (int rank = 0; rank < 3; ++rank) {
+      ASSERT_TRUE(ranks[rank].wait_for_output("running\n"))
+          << ranks[rank].wait(0ms);
+    }
+    const Deadline deadline(limit);
+    ranks[victim].signal(signal);
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_TRUE(ranks[rank].wait_for_output(line, deadline.remaining()))
+          << "rank " << rank;
+      const auto result = ranks[rank].wait(10s);
+      EXPECT_EQ(result.exit_code, 0) << result;
+      EXPECT_EQ(result.out, "running\n" + line) << result;
+    }
+    ranks[victim].signal(SIGKILL);
+    EXPECT_EQ(ranks[victim].wait(10s).signal, SIGKILL);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         LostPeer,
+                         testing::Values("gloo", "shm"),
+                         [](const auto& instance) {
+                           return std::string(instance.param);
+                         });
+
+TEST_P(LostPeer, KillIsNamedWithinTwoSeconds50Times) {
+  const auto before = shared_memory_files();
+  for (int round = 0; round < 50 && !HasFailure(); ++round) {
+    const int victim = round % 3;
+    SCOPED_TRACE(round);
+    hit(victim, SIGKILL, "lost " + std::to_string(victim) + ".\n", 2s);
+  }
+  EXPECT_EQ(shared_memory_files(), before);
+}
+
+TEST_P(LostPeer, AStoppedPeerIsNamedAtTheDeadline) {
+  hit(1, SIGSTOP, "timeout 1.\n", kTimeout + 2s);
+}
+
+TEST_P(LostPeer, AKillWhileConnectingIsNamed) {
+  for (const int victim : {0, 1}) {
+    test::Ranks ranks(
+        3,
+        "die_while_connecting",
+        {{"LOCKSTEP_BACKEND", GetParam()}, {"VICTIM", std::to_string(victim)}});
+    const auto results = ranks.wait();
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim) {
+        EXPECT_EQ(results[rank].signal, SIGKILL);
+      } else {
+        EXPECT_EQ(results[rank].exit_code, 0) << results[rank];
+        EXPECT_EQ(results[rank].out, "lost " + std::to_string(victim) + ".\n")
+            << results[rank];
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
