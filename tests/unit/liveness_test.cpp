@@ -379,6 +379,20 @@ TEST(Liveness, NewsTravelBetweenHosts) {
       host_of);
 }
 
+TEST(Liveness, GoodbyesReachOtherHosts) {
+  on_ranks(
+      22,
+      [](int rank, Liveness& liveness) {
+        // All others, those that pass the news on too, end at once.
+        if (rank != 0) return;
+        for (int other = 1; other < 22; ++other) {
+          EXPECT_TRUE(soon([&] { return liveness.has_left(other); })) << other;
+        }
+        EXPECT_EQ(liveness.failure(), std::nullopt);
+      },
+      [](int rank) { return rank / 2; });
+}
+
 TEST(Liveness, NothingListensOnceTheRanksHaveMet) {
   const auto listeners = [] {
     int count = 0;

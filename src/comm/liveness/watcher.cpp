@@ -38,6 +38,8 @@ constexpr const char* kOperation = "init_process_group";
 constexpr std::chrono::milliseconds kSettle(20);
 /// Hosts that one host passes the news to.
 constexpr int kFanOut = 8;
+/// How long the end of a rank waits for those whose news it passes on.
+constexpr std::chrono::milliseconds kLinger(5000);
 
 int64_t wall_clock() {
   return std::chrono::nanoseconds(
@@ -151,6 +153,7 @@ Watcher::Watcher(int rank, int world_size)
 Watcher::~Watcher() {
   remove_from_registry(*this);
   leave();
+  linger();
   stop();
 }
 
@@ -257,25 +260,31 @@ void Watcher::join_tree(c10d::Store& store, const Deadline& deadline) {
   set(store, leader_key(rank_), record.str());
 
   // The lowest rank that belongs to no known host leads the next one.
+  constexpr int kNowhere = -1;
   std::vector<int> leaders;
   std::vector<TcpAddress> addresses;
-  std::vector<bool> placed(world_size_);
+  std::vector<int> place_of(world_size_, kNowhere);  // by rank: its host's
   while (true) {
-    const auto next = std::find(placed.begin(), placed.end(), false);
-    if (next == placed.end()) break;
-    const int leader = static_cast<int>(next - placed.begin());
+    const auto next = std::find(place_of.begin(), place_of.end(), kNowhere);
+    if (next == place_of.end()) break;
+    const int leader = static_cast<int>(next - place_of.begin());
+    const auto host = static_cast<int>(leaders.size());
     std::istringstream fields(
         get(store, {leader}, leader_key, deadline).front());
     TcpAddress address;
     fields >> address.ip >> address.port;
-    placed[leader] = true;
-    for (int rank = 0; fields >> rank;) placed.at(rank) = true;
+    place_of[leader] = host;
+    for (int rank = 0; fields >> rank;) place_of.at(rank) = host;
     leaders.push_back(leader);
     addresses.push_back(address);
   }
 
-  const auto place = static_cast<int>(
-      std::find(leaders.begin(), leaders.end(), rank_) - leaders.begin());
+  const int place = place_of[rank_];
+  for (int rank = 0; rank < world_size_; ++rank) {
+    int host = place_of[rank];
+    while (host > place) host = (host - 1) / kFanOut;
+    if (host == place && rank != rank_) heard_through_us_.push_back(rank);
+  }
   std::vector<int> neighbours;
   for (int i = 0; i < kFanOut; ++i) {
     const auto child = static_cast<size_t>(place * kFanOut + 1 + i);
@@ -445,13 +454,28 @@ void Watcher::on_hello(Link& link, const Message& message) {
   link.verified = true;
   link_to_[link.rank] = &link;
   peers_[link.rank].met = true;
-  if (link.kind != Link::Kind::Answerer) return;
-  greet(link);
-  for (const auto& other : links_) {
-    if (other->kind == Link::Kind::Probe && other->rank == link.rank) {
-      other->channel.close();
+  if (link.kind == Link::Kind::Answerer) {
+    greet(link);
+    for (const auto& other : links_) {
+      if (other->kind == Link::Kind::Probe && other->rank == link.rank) {
+        other->channel.close();
+      }
     }
   }
+  tell_old_news(link);
+}
+
+void Watcher::tell_old_news(Link& link) {
+  std::vector<Message> news;
+  {
+    const std::lock_guard lock(mutex_);
+    if (verdict_) news.push_back(message_of(*verdict_));
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (!peers_[rank].left) continue;
+      news.push_back({.type = MessageType::Left, .rank = rank});
+    }
+  }
+  for (const auto& message : news) send(link, message);
 }
 
 void Watcher::on_end(Link& link) {
@@ -483,6 +507,13 @@ void Watcher::on_left(int rank, const Link& source) {
   spread({.type = MessageType::Left, .rank = rank}, &source);
 }
 
+Message Watcher::message_of(const Verdict& verdict) {
+  return {.type = MessageType::Failure,
+          .rank = verdict.rank,
+          .time = verdict.time,
+          .text = verdict.reason};
+}
+
 void Watcher::adopt(Verdict verdict, Link* source) {
   std::optional<Verdict> better;
   {
@@ -498,15 +529,10 @@ void Watcher::adopt(Verdict verdict, Link* source) {
       return;
     }
   }
-  const auto& news = better ? *better : verdict;
-  const Message message{.type = MessageType::Failure,
-                        .rank = news.rank,
-                        .time = news.time,
-                        .text = news.reason};
   if (!better) {
-    spread(message, source);
+    spread(message_of(verdict), source);
   } else if (source != nullptr) {
-    send(*source, message);
+    send(*source, message_of(*better));
   }
 }
 
@@ -554,6 +580,16 @@ void Watcher::wake() noexcept {
   [[maybe_unused]] const auto n = ::write(wake_.get(), &one, sizeof one);
 }
 
+void Watcher::linger() noexcept {
+  if (!thread_.joinable() || owner_ != ::getpid()) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kLinger, [this] {
+    return verdict_ || std::all_of(heard_through_us_.begin(),
+                                   heard_through_us_.end(),
+                                   [this](int r) { return peers_[r].left; });
+  });
+}
+
 void Watcher::stop() noexcept {
   if (!thread_.joinable()) return;
   if (owner_ != ::getpid()) {
@@ -567,6 +603,7 @@ void Watcher::stop() noexcept {
 
 void Watcher::end_with_process() noexcept {
   leave();
+  linger();
   stop();
 }
 
@@ -624,11 +661,7 @@ void Watcher::announce_failure(const std::string& reason) {
     spread({.type = MessageType::Left, .rank = rank_}, nullptr);
     return;
   }
-  spread({.type = MessageType::Failure,
-          .rank = rank_,
-          .time = own.time,
-          .text = own.reason},
-         nullptr);
+  spread(message_of(own), nullptr);
   publish_verdict();
   wake();
 }

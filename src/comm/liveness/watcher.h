@@ -116,10 +116,13 @@ class Watcher final : public Liveness {
   void receive(Link& link);
   void on_message(Link& link, Message message, Fd descriptor);
   void on_hello(Link& link, const Message& message);
+  /// What this rank learnt before the connection stood.
+  void tell_old_news(Link& link);
   void on_end(Link& link);
   void on_left(int rank, const Link& source);
   void adopt(Verdict verdict, Link* source);
   void publish_verdict();
+  static Message message_of(const Verdict& verdict);
   void run_callbacks();
 
   bool send(Link& link, const Message& message, int descriptor = -1) noexcept;
@@ -127,6 +130,8 @@ class Watcher final : public Liveness {
   /// hosts only, since its ranks are all connected with each other.
   void spread(const Message& message, const Link* source) noexcept;
   void wake() noexcept;
+  /// Stays until all whose news pass through this rank have left, for a bound.
+  void linger() noexcept;
   void stop() noexcept;
   [[nodiscard]] std::optional<PeerLost> peer_lost_locked(
       const std::vector<int>& waiting_for, ErrorContext context) const;
@@ -139,8 +144,9 @@ class Watcher final : public Liveness {
   std::vector<int> host_ranks_;
   std::vector<Peer> peers_;
   std::vector<std::unique_ptr<Link>> links_;
-  std::vector<Link*> link_to_;  ///< by rank; null: no direct connection
-  std::set<int> callers_due_;   ///< ranks that will connect to this one
+  std::vector<Link*> link_to_;         ///< by rank; null: no direct connection
+  std::vector<int> heard_through_us_;  ///< by the rest of the tree
+  std::set<int> callers_due_;          ///< ranks that will connect to this one
   Fd unix_listener_;
   Fd tcp_listener_;
   Fd wake_;
