@@ -1,0 +1,80 @@
+"""An outside project builds against the package and runs."""
+
+import pathlib
+import shutil
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from support import BUILD, CMAKE, SOURCE, build_project, run
+
+HERE = pathlib.Path(__file__).parent
+
+
+class InstalledTree(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.root = pathlib.Path(cls.folder.name)
+        run(CMAKE, "--install", BUILD, "--prefix", cls.root / "first")
+        cls.prefix = cls.root / "moved" / "here"
+        cls.prefix.parent.mkdir()
+        shutil.move(cls.root / "first", cls.prefix)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def check_consumer(self, build_type):
+        build = self.root / build_type
+        build_project(
+            HERE / "consumer",
+            build,
+            f"-DCMAKE_PREFIX_PATH={self.prefix}",
+            f"-DCMAKE_BUILD_TYPE={build_type}",
+        )
+        output = run(
+            self.prefix / "bin/lockstep",
+            "run",
+            "--nproc-per-node",
+            2,
+            build / "consumer",
+        )
+        self.assertEqual(output.count("sum 3"), 2, output)
+
+    def test_debug_consumer(self):
+        self.check_consumer("Debug")
+
+    def test_release_consumer(self):
+        self.check_consumer("Release")
+
+    def test_names_no_build_folder(self):
+        for file in self.prefix.rglob("*.cmake"):
+            self.assertNotIn(str(BUILD), file.read_text(), file)
+            self.assertNotIn(str(SOURCE), file.read_text(), file)
+
+    def test_command_does_not_load_libtorch(self):
+        libraries = run("ldd", self.prefix / "bin/lockstep")
+        self.assertNotIn("torch", libraries)
+        self.assertNotIn("liblockstep", libraries)
+
+
+class Subdirectory(unittest.TestCase):
+    def test_consumer(self):
+        with tempfile.TemporaryDirectory() as folder:
+            build_project(
+                HERE / "subdirectory",
+                folder,
+                f"-DLOCKSTEP_SOURCE_DIR={SOURCE}",
+                "-DCMAKE_BUILD_TYPE=Release",
+            )
+            launcher = next(pathlib.Path(folder).rglob("bin/lockstep"))
+            output = run(
+                launcher,
+                "run",
+                "--nproc-per-node",
+                2,
+                pathlib.Path(folder) / "consumer",
+            )
+            self.assertEqual(output.count("sum 3"), 2, output)
