@@ -13,6 +13,7 @@
 #include "lockstep/distributed/collectives.h"
 #include "lockstep/distributed/process_group.h"
 #include "lockstep/launch/launch.h"
+#include "lockstep/launch/serializer.h"
 #include "lockstep/launch/spawn.h"
 #include "lockstep/memory/memory.h"
 #include "lockstep/nn/distributed_data_parallel.h"

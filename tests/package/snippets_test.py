@@ -4,8 +4,9 @@ Fenced blocks are told apart by their language:
 
   bash   runs in the repository's root; a `text` block that follows it shows
          lines that the output must have (numbers may differ, "..." skips)
-  cpp    a whole program is compiled alone, a fragment as a function's body
-         after snippet_prelude.h
+  sh     runs where the user's ./program and script.py are, with lockstep in PATH
+  cpp    a program is compiled alone, a fragment as a function's body; without
+         an #include of its own after snippet_prelude.h
   cmake  is included by a project that has a target `my_program`
 
 A comment before a block changes that:
@@ -27,6 +28,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from support import BUILD, CMAKE, SOURCE, run
 
 HERE = pathlib.Path(__file__).parent
+PRELUDE = '#include "snippet_prelude.h"\n'
 DOCUMENTS = [
     SOURCE / "README.md",
     SOURCE / "CONTRIBUTING.md",
@@ -35,7 +37,7 @@ DOCUMENTS = [
 ]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>file|norun): (?P<value>.*?) -->\n\n?)?"
-    r"^```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -54,6 +56,10 @@ class Block:
         return f"{self.document}:{self.line}"
 
 
+def is_command(block):
+    return block.language in ("bash", "sh")
+
+
 def blocks_of(path):
     content = path.read_text()
     found = []
@@ -67,7 +73,7 @@ def blocks_of(path):
             match["mark"] or "",
             match["value"] or "",
         )
-        if block.language == "text" and found and found[-1].language == "bash":
+        if block.language == "text" and found and is_command(found[-1]):
             found[-1].output = block.text
         found.append(block)
     return found
@@ -117,7 +123,9 @@ class Snippets(unittest.TestCase):
     def test_every_block_has_a_known_language(self):
         for block in BLOCKS:
             self.assertIn(
-                block.language, ("bash", "cpp", "cmake", "text"), str(block)
+                block.language,
+                ("bash", "sh", "cpp", "cmake", "text", ""),
+                str(block),
             )
 
     def test_files_are_shown_as_they_are(self):
@@ -139,8 +147,9 @@ class Snippets(unittest.TestCase):
         fragments = [b for b in blocks("cpp") if "int main(" not in b.text]
         for block in programs:
             with self.subTest(block=str(block)):
-                self.assertEqual(compile_only(block.text), "")
-        text = '#include "snippet_prelude.h"\n'
+                prelude = "" if "#include" in block.text else PRELUDE
+                self.assertEqual(compile_only(prelude + block.text), "")
+        text = PRELUDE
         for number, block in enumerate(fragments):
             text += (
                 f"void fragment_{number}(PRELUDE_VARIABLES) {{\n"
@@ -149,19 +158,34 @@ class Snippets(unittest.TestCase):
         self.assertEqual(compile_only(text), "")
 
 
+def make_user_folder(folder):
+    """A program and a script that tell who they are."""
+    program = folder / "program"
+    program.write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE"\n')
+    program.chmod(0o755)
+    (folder / "script.py").write_text(
+        "import os\n"
+        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
+    )
+
+
 def add_command_test(number, block):
     def test(self):
-        path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-        output = run(
-            "bash",
-            "-euo",
-            "pipefail",
-            "-c",
-            block.text,
-            timeout=1800,
-            cwd=SOURCE,
-            env={"PATH": path},
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            make_user_folder(pathlib.Path(folder))
+            path = [pathlib.Path(sys.executable).parent, os.environ["PATH"]]
+            if block.language == "sh":
+                path.insert(0, BUILD / "bin")
+            output = run(
+                "bash",
+                "-euo",
+                "pipefail",
+                "-c",
+                block.text,
+                timeout=1800,
+                cwd=folder if block.language == "sh" else SOURCE,
+                env={"PATH": ":".join(map(str, path))},
+            )
         for line in block.output.splitlines():
             if line.strip() not in ("", "..."):
                 self.assertRegex(output, pattern(line))
@@ -195,7 +219,7 @@ def add_cmake_test(number, block):
     setattr(Snippets, f"test_cmake_{number:02}", test)
 
 
-for index, each in enumerate(blocks("bash")):
+for index, each in enumerate(filter(is_command, TO_RUN)):
     add_command_test(index, each)
 for index, each in enumerate(blocks("cmake")):
     add_cmake_test(index, each)
