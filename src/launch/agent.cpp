@@ -20,7 +20,7 @@ constexpr auto kSameInterrupt = 50ms;
 /// A process that SIGKILL does not end by then hangs in the kernel.
 constexpr auto kKillTime = 10s;
 /// How often the end of the workers' child processes is looked for.
-constexpr auto kGroupPoll = 10ms;
+constexpr auto kGroupPoll = 20ms;
 /// Most that a pipe can hold.
 constexpr size_t kPipeBytes = 1024 * 1024;
 

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,7 +10,6 @@
 #include <system_error>
 #include <vector>
 
-#include "launch/pipe.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launcher {
@@ -18,10 +18,10 @@ namespace {
 /// The guard's whole life, in a fork of a process that may have threads: only
 /// async-signal-safe calls. A positive number adds a group, a negative one
 /// removes it.
-[[noreturn]] void guard_groups(int pipe, pid_t* groups, size_t capacity) {
+[[noreturn]] void guard_groups(int socket, pid_t* groups, size_t capacity) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_NAME, "lockstep-guard");
-  ::dup2(pipe, STDIN_FILENO);
+  ::dup2(socket, STDIN_FILENO);
   ::close_range(1, ~0U, 0);
   for (;;) {
     pid_t message = 0;
@@ -45,15 +45,20 @@ namespace {
 }  // namespace
 
 Guard::Guard(size_t capacity) {
-  Pipe pipe = make_pipe();
-  pipe_ = std::move(pipe.write_end);
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw LaunchError("cannot make a socket: " +
+                      std::generic_category().message(errno));
+  }
+  const Fd guards_end(ends[0]);
+  socket_.reset(ends[1]);
   std::vector<pid_t> groups(capacity, 0);
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   pid_ = ::_Fork();
-  if (pid_ == 0) guard_groups(pipe.read_end.get(), groups.data(), capacity);
+  if (pid_ == 0) guard_groups(guards_end.get(), groups.data(), capacity);
   const int error = errno;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid_ < 0) {
@@ -63,21 +68,19 @@ Guard::Guard(size_t capacity) {
 }
 
 Guard::~Guard() {
-  pipe_.reset();
+  socket_.reset();
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
 void Guard::watch_self() const noexcept {
   const pid_t self = ::getpid();
-  [[maybe_unused]] const ssize_t size =
-      ::write(pipe_.get(), &self, sizeof(self));
+  ::send(socket_.get(), &self, sizeof(self), MSG_NOSIGNAL);
 }
 
 void Guard::forget(pid_t group) const noexcept {
   const pid_t message = -group;
-  [[maybe_unused]] const ssize_t size =
-      ::write(pipe_.get(), &message, sizeof(message));
+  ::send(socket_.get(), &message, sizeof(message), MSG_NOSIGNAL);
 }
 
 }  // namespace lockstep::launcher

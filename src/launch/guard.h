@@ -9,8 +9,8 @@
 namespace lockstep::launcher {
 
 /// A small process beside the workers that kills their process groups when
-/// this process dies, however it dies: it reads a pipe whose write end only
-/// this process and its workers before exec hold.
+/// this process dies, however it dies: it reads a socket whose other end
+/// only this process and its workers before exec hold.
 class Guard {
  public:
   /// Room for `capacity` groups at a time. Throws LaunchError.
@@ -29,7 +29,7 @@ class Guard {
 
  private:
   pid_t pid_ = -1;
-  Fd pipe_;
+  Fd socket_;
 };
 
 }  // namespace lockstep::launcher

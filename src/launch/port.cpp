@@ -7,8 +7,8 @@
 
 #include <cerrno>
 #include <cstddef>
-#include <cstring>
 #include <memory>
+#include <string>
 #include <system_error>
 
 #include "lockstep/core/error.h"
@@ -50,17 +50,35 @@ Addresses resolve(const std::string& host, int port) {
   return {found, freeaddrinfo};
 }
 
-Fd claim_port(const std::string& host, int port) {
+/// Fails when another launcher claims the same address and port.
+Fd claim(const addrinfo& address) {
+  char host[NI_MAXHOST] = {};
+  char port[NI_MAXSERV] = {};
+  ::getnameinfo(address.ai_addr,
+                address.ai_addrlen,
+                host,
+                sizeof(host),
+                port,
+                sizeof(port),
+                NI_NUMERICHOST | NI_NUMERICSERV);
+  const auto text = "lockstep-port-" + std::string(host) + '-' + port;
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un name = {};
   name.sun_family = AF_UNIX;
-  const std::string text = "lockstep-port-" + std::to_string(port);
-  std::memcpy(name.sun_path + 1, text.data(), text.size());
+  text.copy(name.sun_path + 1, sizeof(name.sun_path) - 1);
   const auto size =
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
   if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&name), size) != 0) {
-    refuse(host, port, errno);
+    fd.reset();
   }
+  return fd;
+}
+
+Fd bind_to(const addrinfo& address) {
+  Fd fd(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0) fd.reset();
   return fd;
 }
 
@@ -77,18 +95,13 @@ int port_of(int socket) {
 
 ReservedPort reserve_port(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port);
-  ReservedPort reserved;
-  if (port != 0) reserved.claim = claim_port(host, port);
   int last_error = EADDRNOTAVAIL;
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
-    Fd fd(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, 0));
-    const int on = 1;
-    if (fd &&
-        ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ==
-            0 &&
-        ::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0) {
-      reserved.port = port_of(fd.get());
-      reserved.socket = std::move(fd);
+    ReservedPort reserved;
+    reserved.socket = bind_to(*a);
+    if (reserved.socket && port != 0) reserved.claim = claim(*a);
+    if (reserved.socket && (port == 0 || reserved.claim)) {
+      reserved.port = port_of(reserved.socket.get());
       return reserved;
     }
     last_error = errno;

@@ -2,12 +2,14 @@
 
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 
+SOURCE = pathlib.Path(os.environ["SOURCE_DIR"])
 BUILD = pathlib.Path(os.environ["BUILD_DIR"])
 LOCKSTEP = BUILD / "bin" / "lockstep"
 # The test binary, started as a program that calls spawn.
@@ -41,7 +43,7 @@ main()
 """
 
 
-def start(*command, **env):
+def start(*command, cwd=None, **env):
     clean = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     return subprocess.Popen(
         [str(word) for word in command],
@@ -49,8 +51,21 @@ def start(*command, **env):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=cwd,
         env={**clean, "PYTHON_EXEC": sys.executable, **env},
     )
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def blocks(language):
+    """The code blocks of the launcher's document."""
+    text = (SOURCE / "docs" / "launcher.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def finish(process):
@@ -83,9 +98,7 @@ class LaunchTest(unittest.TestCase):
         self.assertEqual(err, "")
 
     def test_two_nodes_meet(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         script = self.script(ALL_REDUCE)
         nodes = [
             start(
@@ -121,6 +134,46 @@ class LaunchTest(unittest.TestCase):
             "mpirun", "-n", "2", "--oversubscribe",
             OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
         )
+
+    def test_commands_of_the_document(self):
+        self.script("import os\nprint('rank', os.environ['RANK'])\n")
+        program = self.folder / "program"
+        program.write_text("#!/bin/sh\necho rank $RANK\n")
+        program.chmod(0o755)
+        path = f"{LOCKSTEP.parent}:{os.environ['PATH']}"
+        port = str(free_port())
+        commands = blocks("sh")
+        self.assertEqual(len(commands), 4)
+        for command in commands:
+            command = command.replace("10.0.0.1", "127.0.0.1")
+            command = command.replace("29500", port)
+            nodes = [command]
+            if "--node-rank 0" in command:
+                nodes.append(command.replace("--node-rank 0", "--node-rank 1"))
+            jobs = [
+                start("sh", "-c", node, cwd=self.folder, PATH=path)
+                for node in nodes
+            ]
+            lines = []
+            for job in jobs:
+                code, out, err = finish(job)
+                self.assertEqual(code, 0, err)
+                lines += out
+            self.assertEqual(
+                lines,
+                [f"[rank {i}]: rank {i}" for i in range(2 * len(nodes))],
+            )
+
+    def test_code_of_the_document(self):
+        for code in blocks("cpp"):
+            subprocess.run(
+                [os.environ["CXX"], "-std=c++20", "-fsyntax-only", "-Wall",
+                 "-Werror", f"-I{SOURCE / 'include'}", "-x", "c++", "-"],
+                input="#include <lockstep/launch/spawn.h>\n" + code,
+                text=True,
+                check=True,
+                timeout=100,
+            )
 
 
 if __name__ == "__main__":

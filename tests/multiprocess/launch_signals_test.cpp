@@ -95,11 +95,13 @@ TEST(LaunchSignals, TheGraceTimeComesFromTheEnvironmentToo) {
 
 TEST(LaunchSignals, AFailureGivesTheOthersTheGraceTime) {
   const TempDir directory;
-  const auto result = run(run_shell(
-      2,
-      "trap 'sleep 0.5; : > " + (directory / "saved") +
-          "; exit 0' TERM; test $RANK = 1 || while :; do sleep 0.05; done; "
-          "sleep 0.2; exit 4"));
+  const std::string ready = directory / "ready";
+  const auto result = run(
+      run_shell(2,
+                "trap 'sleep 0.5; : > " + (directory / "saved") +
+                    "; exit 0' TERM; if test $RANK = 1; then until test -e " +
+                    ready + "; do sleep 0.05; done; exit 4; fi; : > " + ready +
+                    "; while :; do sleep 0.05; done"));
   EXPECT_EQ(result.exit_code, 4) << result;
   EXPECT_TRUE(std::filesystem::exists(directory / "saved"));
 }
@@ -131,12 +133,13 @@ TEST(LaunchSignals, AStoppedWorkerCanBeEnded) {
 
 TEST(LaunchSignals, ABackgroundLauncherOfAScriptCanBeInterrupted) {
   // A shell without job control starts it with SIGINT ignored.
-  const std::string launcher = LOCKSTEP_COMMAND;
-  const auto result = run(
-      {.argv = {"sh",
-                "-c",
-                launcher + " run sleep 60 & sleep 0.3; kill -INT $!; wait $!"}},
-      20s);
+  const TempDir directory;
+  const std::string ready = directory / "ready";
+  const std::string script = std::string(LOCKSTEP_COMMAND) +
+                             " run sh -c ': > " + ready +
+                             "; sleep 60' & until test -e " + ready +
+                             "; do sleep 0.05; done; kill -INT $!; wait $!";
+  const auto result = run({.argv = {"sh", "-c", script}}, 20s);
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result;
 }
 
@@ -205,10 +208,13 @@ TEST(LaunchAsProcessOne, WorksAndReapsOrphans) {
   EXPECT_TRUE(done.ok()) << done;
   EXPECT_NE(done.out.find("[rank 1]: 1 1\n"), std::string::npos) << done;
   EXPECT_EQ(job("test $RANK = 0 || exit 5; sleep 60").exit_code, 5);
-  // The subshell's child becomes an orphan of process 1, ends, and is reaped.
+  // The subshell's child becomes an orphan of process 1, which must reap it.
+  const TempDir directory;
+  const std::string file = directory / "$RANK";
   const auto orphans =
-      job("test $RANK = 0 || exec sleep 2; (sh -c 'sleep 0.1' &); sleep 1.7; "
-          "! grep -l '^State:.*Z' /proc/[0-9]*/status");
+      job("(sh -c 'echo $$ > " + file + "; sleep 0.1' &); until test -s " +
+          file + "; do sleep 0.05; done; while test -e /proc/$(cat " + file +
+          "); do sleep 0.05; done");
   EXPECT_TRUE(orphans.ok()) << orphans;
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -30,10 +31,19 @@ inline Command run_shell(int workers,
                       std::move(env));
 }
 
-inline std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
+using Lines = std::vector<std::string>;
+
+inline Lines lines_of(const std::string& text) {
+  Lines lines;
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+/// For what several processes write in any order.
+inline Lines sorted_lines(const std::string& text) {
+  auto lines = lines_of(text);
+  std::sort(lines.begin(), lines.end());
   return lines;
 }
 

@@ -3,10 +3,7 @@
 
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
-#include <iostream>
-#include <numeric>
 #include <stdexcept>
 
 #include "launch_support.h"
@@ -31,14 +28,6 @@ void print(const std::string& text) {
   [[maybe_unused]] const auto size =
       ::write(STDOUT_FILENO, line.data(), line.size());
 }
-
-std::vector<std::string> sorted_lines(const std::string& text) {
-  auto lines = lines_of(text);
-  std::sort(lines.begin(), lines.end());
-  return lines;
-}
-
-using Lines = std::vector<std::string>;
 
 }  // namespace
 }  // namespace lockstep::test
