@@ -8,7 +8,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "distributed/convert_error.h"
 #include "distributed/group.h"
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/collectives.h"
@@ -48,6 +47,10 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
 
   void operator()(const at::Tensor& parameter) override;
   [[nodiscard]] bool alive() const { return !reducer_.expired(); }
+  /// The hook that was there before.
+  std::unique_ptr<PostAccumulateGradHook> take_next() {
+    return std::move(next_);
+  }
 
  private:
   std::weak_ptr<AutogradReducer> reducer_;
@@ -87,13 +90,13 @@ class AutogradReducer final
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const auto& [name, tensor] = parameters_[i];
       auto& slot = torch::autograd::impl::post_acc_grad_hooks(tensor);
-      const auto* other = dynamic_cast<GradientHook*>(slot.get());
+      auto* other = dynamic_cast<GradientHook*>(slot.get());
       if (other && other->alive()) {
         throw InvalidArgument("parameter \"" + name +
                               "\" belongs to another DistributedDataParallel "
                               "that is still alive; destroy that one first");
       }
-      if (other) slot.reset();
+      if (other) slot = other->take_next();
       torch::autograd::impl::set_post_acc_grad_hooks(
           tensor,
           std::make_unique<GradientHook>(weak_from_this(), i, std::move(slot)));
@@ -145,6 +148,7 @@ class AutogradReducer final
   }
 
   void finish_pass() {
+    transport_->stop_arena();
     if (n_ready_ == 0) return;
     if (n_ready_ < parameters_.size()) {
       std::vector<size_t> missing;

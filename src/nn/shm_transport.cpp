@@ -137,7 +137,7 @@ void ShmTransport::begin() {
     return ranks;
   };
   wait([&] { return late().empty(); }, late);
-  last_use_[0] = last_use_[1] = 0;
+  last_use_ = {};
 }
 
 void ShmTransport::ready(size_t index) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -120,9 +121,8 @@ class ShmTransport final : public Transport {
   size_t launched_ = 0;  ///< the first so many units have all gradients
   Cursor stage_;
   Cursor consume_;
-  uint64_t n_in_place_ = 0;  ///< large gradients reduced in place
-  uint64_t last_use_[2] = {0,
-                           0};  ///< of each own buffer: progress at its piece
+  uint64_t n_in_place_ = 0;             ///< large gradients reduced in place
+  std::array<uint64_t, 2> last_use_{};  ///< of own buffers: progress at a piece
   bool failed_ = false;
 };
 

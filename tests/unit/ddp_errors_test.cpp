@@ -256,7 +256,9 @@ TEST(DdpErrors, ArgumentsOfTheWrapper) {
                  InvalidArgument);
 
     auto net = mlp();
+    { const DistributedDataParallel gone(net); }
     auto model = DistributedDataParallel(net);
+    loss_of(model->forward(formula({kRows, 6}))).backward();
     const auto text = message_of<InvalidArgument>(
         [&] { DistributedDataParallel twice(net); });
     EXPECT_NE(text.find("\"0.weight\" belongs to another"), std::string::npos)
