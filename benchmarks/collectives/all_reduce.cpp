@@ -1,9 +1,7 @@
 // One rank of the benchmark `collectives`. Reads lines "BYTES OPERATIONS" and
 // answers {"seconds": per operation, "correct": whether a sum was right}.
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 
 #include <chrono>
 #include <cstdint>

@@ -93,7 +93,7 @@ Round fixed_batch(Model model,
                   const std::string& name) {
   const auto batch = make_batch(name, lockstep::get_rank());
   const bool regression = name == "linear-b256";
-  return [=](int steps, std::vector<at::Tensor>& losses) {
+  return [=](int steps, std::vector<at::Tensor>& losses) mutable {
     for (int i = 0; i < steps; ++i) {
       optimizer->zero_grad();
       const auto output = model->forward(batch.x);

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <signal.h>
 #include <sys/resource.h>
 #include <torch/torch.h>
