@@ -96,7 +96,7 @@ void C10dTransport::launch(Bucket& bucket) {
   try {
     bucket.work = group_->backend->allreduce(tensors, {});
   } catch (...) {
-    distributed::rethrow_converted(group_->context("backward"));
+    rethrow_failure();
   }
 }
 
@@ -105,8 +105,24 @@ void C10dTransport::wait(Bucket& bucket) {
   try {
     work->wait(group_->timeout);
   } catch (...) {
-    distributed::rethrow_converted(group_->context("backward"));
+    rethrow_failure();
   }
+}
+
+/// Call in a catch block. Survivors of a death may see each other leave first:
+/// the lost peer is what counts.
+void C10dTransport::rethrow_failure() const {
+  const auto context = group_->context("backward");
+  if (group_->liveness) {
+    std::vector<int> others;
+    for (int rank = 0; rank < group_->world_size; ++rank) {
+      if (rank != group_->rank) others.push_back(rank);
+    }
+    if (const auto lost = group_->liveness->peer_lost(others, context)) {
+      throw *lost;
+    }
+  }
+  distributed::rethrow_converted(context);
 }
 
 void C10dTransport::finish() {

@@ -32,6 +32,7 @@ class C10dTransport final : public Transport {
 
   void launch(Bucket& bucket);
   void wait(Bucket& bucket);
+  [[noreturn]] void rethrow_failure() const;
 
   std::shared_ptr<distributed::Group> group_;
   std::vector<NamedTensor> parameters_;
