@@ -26,8 +26,9 @@ class Parser {
   SafetensorsHeader parse(std::span<std::byte>& data) {
     const auto text = header_text();
     data = file_.subspan(kLengthBytes + text.size());
+    const auto root = parse_json(text);
     SafetensorsHeader header;
-    for (const auto& [name, value] : parse_json(text).items()) {
+    for (const auto& [name, value] : root.items()) {
       if (name == kMetadataName) {
         header.metadata = parse_metadata(value);
       } else {
