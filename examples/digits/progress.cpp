@@ -52,7 +52,8 @@ void Progress::print(double loss, bool redraw) const {
   const double left = seconds(now - start_) * (1 / done - 1);
   const int filled = static_cast<int>(std::lround(kWidth * part));
   const auto bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
-  std::printf("epoch %2d/%d [%s] loss %.4f  %6.0f images/s  ETA %d:%02d%c",
+  std::printf("%sepoch %2d/%d [%s] loss %.4f  %6.0f images/s  ETA %d:%02d%s",
+              terminal_ ? "\r" : "",
               epoch_,
               epochs_,
               bar.c_str(),
@@ -60,6 +61,6 @@ void Progress::print(double loss, bool redraw) const {
               static_cast<double>(images_) / seconds(now - epoch_start_),
               static_cast<int>(left) / 60,
               static_cast<int>(left) % 60,
-              redraw ? '\r' : '\n');
+              redraw ? "" : "\n");
   std::fflush(stdout);
 }

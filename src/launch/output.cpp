@@ -104,8 +104,9 @@ void LineSplitter::add(std::string_view bytes) {
   if (sink_.is_terminal() && partial_.find('\r') != std::string::npos) {
     const std::string shown(last_state(partial_));
     sink_.bar(prefix_, shown);
-    // Only the last state can still matter.
-    partial_ = '\r' + shown;
+    // Only the last state can still matter. A return after it lets the next
+    // text overwrite it.
+    partial_ = '\r' + shown + (partial_.ends_with('\r') ? "\r" : "");
   }
 }
 

@@ -9,9 +9,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-net = torch.nn.Sequential(
-    torch.nn.Linear(10, 50), torch.nn.ReLU(), torch.nn.Linear(50, 10)
-)
+# GCC evaluates the arguments of Sequential from the last to the first.
+last = torch.nn.Linear(50, 10)
+net = torch.nn.Sequential(torch.nn.Linear(10, 50), torch.nn.ReLU(), last)
 model = DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 

@@ -185,6 +185,21 @@ TEST(Output, ATerminalKeepsTheBarBelowTheLines) {
   EXPECT_EQ(read_available(master), clear + "[0] 20 %\r\n");
 }
 
+TEST(Output, ABarMayEndWithItsReturn) {
+  int master = -1;
+  int terminal = -1;
+  ASSERT_EQ(::openpty(&master, &terminal, nullptr, nullptr, nullptr), 0);
+  const Fd master_fd(master);
+  const Fd terminal_fd(terminal);
+  Sink sink(terminal);
+  LineSplitter bar(sink, "[0] ");
+  for (const std::string text : {"10 %", "20 %"}) {
+    bar.add(text + "\r");
+    sink.flush();
+    EXPECT_EQ(read_available(master), "\r\x1b[K[0] " + text);
+  }
+}
+
 TEST(Output, TheTailHoldsTheLastLines) {
   const Pipe pipe = make_pipe();
   Sink sink(pipe.write_end.get());
