@@ -17,7 +17,8 @@ namespace lockstep {
 
 /// An operation under way. A null pointer in its place is a finished one.
 struct Work::Impl {
-  ErrorContext context;
+  std::shared_ptr<distributed::Group> group;
+  const char* operation;
   c10::intrusive_ptr<c10d::Work> work;
   std::mutex mutex;
   std::function<void()> finish;  ///< runs once, after success
@@ -28,7 +29,8 @@ struct Work::Impl {
       const std::lock_guard lock(mutex);
       if (auto once = std::exchange(finish, nullptr)) once();
     } catch (...) {
-      distributed::rethrow_converted(context);
+      group->failed = true;
+      distributed::rethrow_converted(group->context(operation));
     }
   }
 };
@@ -150,7 +152,8 @@ class Call {
       c10::intrusive_ptr<c10d::Work> work = start();
       if (async_op_) {
         auto impl = std::make_shared<Work::Impl>();
-        impl->context = group_->context(operation_);
+        impl->group = group_;
+        impl->operation = operation_;
         impl->work = std::move(work);
         impl->finish = std::forward<Finish>(finish);
         return Work(std::move(impl));
@@ -159,6 +162,7 @@ class Call {
       finish();
       return Work(nullptr);
     } catch (...) {
+      group_->failed = true;
       distributed::rethrow_converted(group_->context(operation_));
     }
   }

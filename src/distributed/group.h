@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -26,6 +27,8 @@ struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   c10::intrusive_ptr<c10d::Backend> backend;
   std::shared_ptr<comm::Liveness> liveness;  ///< null: interop or world of one
+  /// Set once an operation failed: not all peers may be there to say goodbye.
+  std::atomic<bool> failed = false;
 
   [[nodiscard]] ErrorContext context(const char* operation) const {
     return {.operation = operation,

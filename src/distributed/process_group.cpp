@@ -25,7 +25,9 @@ using distributed::Group;
 using rendezvous::Joined;
 
 /// How long rank 0 keeps the store up for ranks that have not left.
-constexpr auto kGoodbyeBound = std::chrono::milliseconds(60'000);
+constexpr std::chrono::milliseconds kGoodbyeBound{60'000};
+/// The same after a failure: only for those that are about to see it too.
+constexpr std::chrono::milliseconds kGoodbyeBoundAfterFailure{1'000};
 
 std::string chosen_backend(const InitOptions& options, bool interop) {
   std::string name = options.backend;
@@ -186,8 +188,10 @@ void destroy_process_group() {
   if (!group->liveness) return;
   group->liveness->leave();
   if (group->hosts_store) {
-    distributed::wait_for_goodbyes(*group->liveness,
-                                   std::min(group->timeout, kGoodbyeBound));
+    distributed::wait_for_goodbyes(
+        *group->liveness,
+        std::min(group->timeout,
+                 group->failed ? kGoodbyeBoundAfterFailure : kGoodbyeBound));
   }
 }
 

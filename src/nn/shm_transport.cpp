@@ -461,6 +461,7 @@ void ShmTransport::wait(const Ready& ready, const Missing& missing) {
 
 void ShmTransport::fail_for_good() noexcept {
   failed_ = true;
+  group_->failed = true;
   if (arena_) arena_->retire();
 }
 

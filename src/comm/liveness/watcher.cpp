@@ -692,7 +692,12 @@ void Watcher::send_fd(int peer, const std::string& name, int fd) {
   }
   const Message message{.type = MessageType::Descriptor, .text = name};
   if (send(*link, message, fd)) return;
-  if (const auto lost = peer_lost({peer}, context)) throw *lost;
+  // The connection breaks before the death is on record.
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::seconds(1), [&] {
+    return peer_lost_locked({peer}, context).has_value();
+  });
+  if (const auto lost = peer_lost_locked({peer}, context)) throw *lost;
   throw BackendError("cannot send the descriptor \"" + name + "\" to " +
                          name_of(peer) + "; it may be stopped, or be gone",
                      context);
