@@ -67,11 +67,10 @@ class Subdirectory(unittest.TestCase):
                 HERE / "subdirectory",
                 folder,
                 f"-DLOCKSTEP_SOURCE_DIR={SOURCE}",
-                "-DCMAKE_BUILD_TYPE=Release",
+                "-DCMAKE_BUILD_TYPE=Debug",
             )
-            launcher = next(pathlib.Path(folder).rglob("bin/lockstep"))
             output = run(
-                launcher,
+                BUILD / "bin/lockstep",
                 "run",
                 "--nproc-per-node",
                 2,
