@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <tuple>
 
+#include "core/block_sigpipe.h"
 #include "core/clock.h"
 #include "core/env.h"
 #include "core/fd.h"
@@ -291,6 +292,7 @@ class StoreMaker {
 
   StorePtr tcp_store(const std::string& host,
                      const c10d::TCPStoreOptions& options) {
+    const BlockSigpipe block;  // in the server's thread
     try {
       auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
       store->setTimeout(timeout_);

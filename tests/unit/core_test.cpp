@@ -1,7 +1,14 @@
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "core/block_sigpipe.h"
 #include "core/env.h"
 #include "lockstep/core/error.h"
 
@@ -27,6 +34,39 @@ TEST(Error, TextCarriesEverythingThatIsKnown) {
 
 TEST(Error, TextWithoutContextIsTheMessage) {
   EXPECT_STREQ(InvalidArgument("bad").what(), "bad");
+}
+
+int error_of_a_write_to_nobody() {
+  int ends[2];
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  ::close(ends[1]);
+  const int error = ::write(ends[0], "x", 1) < 0 ? errno : 0;
+  ::close(ends[0]);
+  return error;
+}
+
+TEST(BlockSigpipe, AWriteToADeadPeerFailsHereAndInThreadsStartedMeanwhile) {
+  ASSERT_EQ(std::signal(SIGPIPE, SIG_DFL), SIG_DFL);
+  std::thread started;
+  int error_there = 0;
+  {
+    const BlockSigpipe block;
+    EXPECT_EQ(error_of_a_write_to_nobody(), EPIPE);
+    started = std::thread([&] { error_there = error_of_a_write_to_nobody(); });
+  }
+  started.join();
+  EXPECT_EQ(error_there, EPIPE);
+}
+
+TEST(BlockSigpipe, EndsWithItsScope) {
+  EXPECT_EXIT(
+      {
+        { const BlockSigpipe block; }
+        error_of_a_write_to_nobody();
+        std::exit(0);
+      },
+      testing::KilledBySignal(SIGPIPE),
+      "");
 }
 
 TEST(Env, GetIntNamesTheVariableAndTheRange) {

@@ -5,6 +5,8 @@
 #endif
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "core/block_sigpipe.h"
+
 namespace lockstep::comm::gloo {
 
 c10::intrusive_ptr<c10d::Backend> make_process_group_gloo(
@@ -15,6 +17,7 @@ c10::intrusive_ptr<c10d::Backend> make_process_group_gloo(
     const std::vector<std::string>& interfaces,
     const std::string& address) {
   using c10d::ProcessGroupGloo;
+  const BlockSigpipe block;  // in the threads that Gloo and c10d start here
   auto options = ProcessGroupGloo::Options::create(timeout);
   for (const auto& name : interfaces) {
     options->devices.push_back(
