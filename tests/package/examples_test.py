@@ -1,5 +1,6 @@
 """The examples under each launcher, with Python's torch as the oracle."""
 
+import concurrent.futures
 import pathlib
 import re
 import sys
@@ -10,7 +11,7 @@ import xml.etree.ElementTree
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from support import BUILD, CMAKE, SOURCE, build_project, run
+from support import BUILD, CMAKE, JOBS, SOURCE, build_project, run
 
 HERE = pathlib.Path(__file__).parent
 BIN = BUILD / "bin"
@@ -123,13 +124,18 @@ class Standalone(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             run(CMAKE, "--install", BUILD, "--prefix", root / "installed")
-            for source in sorted((SOURCE / "examples").glob("*/CMakeLists.txt")):
-                name = source.parent.name
-                with self.subTest(example=name):
-                    build_project(
-                        source.parent,
-                        root / name,
-                        f"-DCMAKE_PREFIX_PATH={root / 'installed'}",
-                        "-DCMAKE_BUILD_TYPE=Debug",
-                    )
-                    self.assertTrue((root / name / name).is_file())
+
+            def build(source):
+                build_project(
+                    source.parent,
+                    root / source.parent.name,
+                    f"-DCMAKE_PREFIX_PATH={root / 'installed'}",
+                    "-DCMAKE_BUILD_TYPE=Debug",
+                )
+
+            sources = sorted((SOURCE / "examples").glob("*/CMakeLists.txt"))
+            with concurrent.futures.ThreadPoolExecutor(int(JOBS)) as pool:
+                list(pool.map(build, sources))
+            self.assertGreaterEqual(len(sources), 4)
+            for name in (source.parent.name for source in sources):
+                self.assertTrue((root / name / name).is_file(), name)
