@@ -32,17 +32,20 @@ std::string with_prefix(const std::string& message, const ErrorContext& c) {
 Error::Error(const std::string& message, ErrorContext context)
     : std::runtime_error(with_prefix(message, context)),
       context_(std::move(context)),
-      message_(message) {}
+      message_(message) {
+}
 
 BackendError::BackendError(const std::string& message,
                            ErrorContext context,
                            int code)
-    : Error(message, std::move(context)), code_(code) {}
+    : Error(message, std::move(context)), code_(code) {
+}
 
 LaunchError::LaunchError(const std::string& message,
                          ErrorContext context,
                          int exit_code)
-    : Error(message, std::move(context)), exit_code_(exit_code) {}
+    : Error(message, std::move(context)), exit_code_(exit_code) {
+}
 
 Error::~Error() = default;
 InvalidArgument::~InvalidArgument() = default;

@@ -28,19 +28,27 @@ std::atomic<int> own_world_size{0};
 
 const char* name_of(Level level) noexcept {
   switch (level) {
-    case Level::Error: return "error";
-    case Level::Warning: return "warning";
-    case Level::Info: return "info";
-    case Level::Debug: return "debug";
+    case Level::Error:
+      return "error";
+    case Level::Warning:
+      return "warning";
+    case Level::Info:
+      return "info";
+    case Level::Debug:
+      return "debug";
   }
   return "";
 }
 
 }  // namespace
 
-Level level() noexcept { return current_level().load(); }
+Level level() noexcept {
+  return current_level().load();
+}
 
-void set_level(Level level) noexcept { current_level().store(level); }
+void set_level(Level level) noexcept {
+  current_level().store(level);
+}
 
 void set_rank(int rank, int world_size) noexcept {
   own_rank.store(rank);

@@ -14,14 +14,14 @@ namespace lockstep {
 /// What was going on when an error arose. Every field is optional: the ones
 /// that are known appear in the error's text.
 struct ErrorContext {
-  std::string operation = {};            ///< "all_reduce", "init_process_group"
-  std::string group = {};                ///< group name, "world" by default
-  std::string backend = {};              ///< "shm", "gloo", ...
-  int rank = -1;                         ///< own rank in the group
-  int world_size = 0;                    ///< size of the group
-  std::vector<int> peers = {};           ///< the ranks that the error is about
-  std::optional<uint64_t> sequence = {}; ///< number of the collective, from 1
-  std::optional<std::chrono::milliseconds> elapsed = {}; ///< time waited
+  std::string operation = {};   ///< "all_reduce", "init_process_group"
+  std::string group = {};       ///< group name, "world" by default
+  std::string backend = {};     ///< "shm", "gloo", ...
+  int rank = -1;                ///< own rank in the group
+  int world_size = 0;           ///< size of the group
+  std::vector<int> peers = {};  ///< the ranks that the error is about
+  std::optional<uint64_t> sequence = {};  ///< number of the collective, from 1
+  std::optional<std::chrono::milliseconds> elapsed = {};  ///< time waited
 };
 
 /// Base of all errors that Lockstep throws. `what()` reads
@@ -37,9 +37,7 @@ class LOCKSTEP_API Error : public std::runtime_error {
     return context_;
   }
   /// The text without the bracketed prefix.
-  [[nodiscard]] const std::string& message() const noexcept {
-    return message_;
-  }
+  [[nodiscard]] const std::string& message() const noexcept { return message_; }
 
  private:
   ErrorContext context_;

@@ -95,10 +95,10 @@ LOCKSTEP_API Work reduce_scatter(at::Tensor& output,
 
 /// The same with one input of world size x output.numel() elements. Mirrors
 /// `torch.distributed.reduce_scatter_tensor`.
-LOCKSTEP_API Work reduce_scatter_tensor(
-    at::Tensor& output,
-    const at::Tensor& input,
-    const ReduceScatterOptions& options = {});
+LOCKSTEP_API Work
+reduce_scatter_tensor(at::Tensor& output,
+                      const at::Tensor& input,
+                      const ReduceScatterOptions& options = {});
 
 /// Returns when every rank has called it. Mirrors `torch.distributed.barrier`.
 LOCKSTEP_API Work barrier(const BarrierOptions& options = {});
