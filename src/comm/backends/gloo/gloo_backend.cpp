@@ -13,6 +13,7 @@
 #include "comm/fingerprint.h"
 #include "comm/kernels/reduce.h"
 #include "comm/liveness.h"
+#include "core/block_sigpipe.h"
 #include "core/clock.h"
 #include "core/env.h"
 #include "lockstep/core/error.h"
@@ -333,6 +334,7 @@ class GlooBackend final : public c10d::Backend {
   }
 
   void work_off_queue() {
+    const BlockSigpipe block;  // Gloo writes in this thread, too
     std::exception_ptr failure;
     for (;;) {
       Queued next;
