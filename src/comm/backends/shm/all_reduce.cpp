@@ -31,7 +31,7 @@ class LargeAllReduce {
         data_(data),
         ranks_(static_cast<size_t>(channel.size())),
         element_(call.element_size()),
-        chunks_(ceil_div(call.bytes(), channel.layout().chunk())),
+        chunks_(ceil_div(call.bytes(), Layout::kChunk)),
         sources_(ranks_) {}
 
   void run() {

@@ -14,7 +14,7 @@ void broadcast_small(Channel& channel, const Call& call, char* data) {
 void broadcast_large(Channel& channel, const Call& call, char* data) {
   const bool is_root = channel.rank() == call.root();
   const size_t element = call.element_size();
-  const size_t chunks = ceil_div(call.bytes(), channel.layout().chunk());
+  const size_t chunks = ceil_div(call.bytes(), Layout::kChunk);
   channel.begin(call.fingerprint, call.timeout);
   for (size_t i = 0; i < chunks + 1; ++i) {
     if (is_root && i < chunks) {

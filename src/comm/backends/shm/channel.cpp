@@ -15,15 +15,17 @@ Channel::Channel(std::shared_ptr<Liveness> liveness,
       segment_(share_one(*liveness, "shm/" + group_, layout_.bytes(), timeout)),
       waiter_(control(rank_).bell, liveness, size_),
       timeout_(timeout) {
+  step();
 }
 
 ErrorContext Channel::context() const {
-  return {.operation = name(operation_),
-          .group = group_,
-          .backend = "shm",
-          .rank = rank_,
-          .world_size = size_,
-          .sequence = sequence_};
+  ErrorContext result{.operation = operation_,
+                      .group = group_,
+                      .backend = "shm",
+                      .rank = rank_,
+                      .world_size = size_};
+  if (sequence_ > 0) result.sequence = sequence_;
+  return result;
 }
 
 /// Raises the own flag and waits for the others'. Whoever sees all flags raised
@@ -61,7 +63,7 @@ void Channel::arrive(uint64_t value, Flag flag) {
 void Channel::begin(const Fingerprint& fingerprint,
                     std::chrono::milliseconds timeout) {
   ++sequence_;
-  operation_ = fingerprint.operation;
+  operation_ = name(fingerprint.operation);
   timeout_ = timeout;
   const uint64_t turn = sequence_ % 2;
   control(rank_).announcements[turn].fingerprint = fingerprint;

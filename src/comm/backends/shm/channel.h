@@ -19,15 +19,14 @@ namespace lockstep::comm::shm {
 /// Not thread safe: one operation at a time.
 class Channel {
  public:
-  /// Collective over all ranks, which share this host.
+  /// Collective over all ranks, which share this host: returns when all have
+  /// mapped the segment. Throws PeerLost, TimeoutError, BackendError.
   Channel(std::shared_ptr<Liveness> liveness,
           std::string group,
           std::chrono::milliseconds timeout);
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
-  [[nodiscard]] const Layout& layout() const { return layout_; }
-  [[nodiscard]] uint64_t sequence() const { return sequence_; }
   /// Of the operation under way.
   [[nodiscard]] ErrorContext context() const;
 
@@ -72,7 +71,7 @@ class Channel {
   Waiter waiter_;
   uint64_t sequence_ = 0;
   uint64_t steps_ = 0;
-  Operation operation_ = Operation::kBarrier;
+  const char* operation_ = "init_process_group";
   std::chrono::milliseconds timeout_;
 };
 

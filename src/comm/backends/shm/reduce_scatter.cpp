@@ -36,8 +36,8 @@ class ReduceScatter {
 
   void run_large() {
     // An input slot holds one piece of a chunk for every rank.
-    const size_t stride = channel_.layout().chunk() / inputs_.size() /
-                          Layout::kLine * Layout::kLine;
+    const size_t stride =
+        Layout::kChunk / inputs_.size() / Layout::kLine * Layout::kLine;
     const size_t chunks = ceil_div(call_.bytes(), stride);
     const auto chunk = [&](size_t i) {
       return part(call_.numel(), chunks, i, element_);

@@ -15,6 +15,12 @@
 namespace lockstep::comm::shm {
 namespace {
 
+// 20 to 100 us, by the processor's pause.
+constexpr int kSpins = 2000;
+// With more ranks than cores the awaited one needs this core.
+constexpr int kSpinsCrowded = 20;
+constexpr int kYieldsCrowded = 20;
+
 // Not the PRIVATE operations: the word is shared between processes.
 void futex_wake(std::atomic<uint32_t>& word) noexcept {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -73,8 +79,8 @@ Waiter::Waiter(Doorbell& bell,
                int host_ranks)
     : bell_(bell),
       liveness_(std::move(liveness)),
-      spins_(host_ranks <= allowed_cores() ? 2000 : 20),
-      yields_(host_ranks <= allowed_cores() ? 0 : 20),
+      spins_(host_ranks <= allowed_cores() ? kSpins : kSpinsCrowded),
+      yields_(host_ranks <= allowed_cores() ? 0 : kYieldsCrowded),
       subscription_(liveness_->subscribe([this] { ring_always(bell_); })) {
 }
 
