@@ -57,11 +57,15 @@ void AtomicFile::create() {
         temporary_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666));
     if (!fd_ && errno == EEXIST) continue;
     if (!fd_) fail("create", errno);
-    // Where the file system has no locks, nobody takes the file for stale.
-    ::flock(fd_.get(), LOCK_EX | LOCK_NB);
+    // Another writer may take the file for stale before it is locked: it then
+    // holds the lock, or has removed the file. Where the file system has no
+    // locks, nobody takes a file for stale.
+    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      ::unlink(temporary_.c_str());
+      continue;
+    }
     struct stat status {};
     if (::fstat(fd_.get(), &status) != 0) fail("inspect", errno);
-    // Another writer may have removed it before it was locked.
     if (status.st_nlink > 0) return;
   }
 }

@@ -400,7 +400,7 @@ TEST(AtomicSave, ManyWritersOfOnePathLeaveOneWholeFile) {
   std::vector<std::thread> writers;
   for (int i = 0; i < 4; ++i) {
     writers.emplace_back([&, i] {
-      for (int k = 0; k < 10; ++k) {
+      for (int k = 0; k < 100; ++k) {
         save_file({{"w", torch::full({1000}, i)}}, path);
       }
     });
