@@ -16,7 +16,8 @@ constexpr size_t kDirectBytes = 64 * 1024;
 
 }  // namespace
 
-void Algorithms::exchange_with_all(const MessageOf& receive,
+void Algorithms::exchange_with_all(Transport::Channel channel,
+                                   const MessageOf& receive,
                                    const MessageOf& send,
                                    const Deadline& deadline) {
   std::vector<Message> receives;
@@ -26,7 +27,7 @@ void Algorithms::exchange_with_all(const MessageOf& receive,
     receives.push_back(receive(peer));
     sends.push_back(send(peer));
   }
-  transport_.exchange(receives, sends, deadline, give_up_);
+  transport_.exchange(channel, receives, sends, deadline, give_up_);
 }
 
 void Algorithms::send_from_root(int root,
@@ -39,7 +40,7 @@ void Algorithms::send_from_root(int root,
   for (int peer = 0; rank_ == root && peer < size_; ++peer) {
     if (peer != root) sends.push_back(send(peer));
   }
-  transport_.exchange(receives, sends, deadline, give_up_);
+  transport_.exchange(Transport::kData, receives, sends, deadline, give_up_);
 }
 
 Algorithms::Message Algorithms::part(const Bytes& bytes,
@@ -52,6 +53,7 @@ void Algorithms::compare(const Fingerprint& own, const Deadline& deadline) {
   std::vector<Fingerprint> all(size_, own);
   const auto exchange_all = [&](const Deadline& end) {
     exchange_with_all(
+        Transport::kControl,
         [&](int peer) {
           return Message{peer, &all[peer], sizeof own};
         },
@@ -60,7 +62,25 @@ void Algorithms::compare(const Fingerprint& own, const Deadline& deadline) {
         },
         end);
   };
-  exchange_all(deadline);
+  const auto refuse_leaver = [&] {
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == rank_ ||
+          all[rank].operation != Operation::kDestroyProcessGroup) {
+        continue;
+      }
+      throw PeerLost("rank " + std::to_string(rank) +
+                         " left before this was complete; every rank must "
+                         "make the same calls before destroy_process_group or "
+                         "the end of its program",
+                     {.peers = {rank}});
+    }
+  };
+  try {
+    exchange_all(deadline);
+  } catch (const ExchangeError&) {
+    refuse_leaver();  // which may have closed its connections since
+    throw;
+  }
   const auto other =
       std::find_if(all.begin(), all.end(), [&](const Fingerprint& of_rank) {
         return of_rank != all[0];
@@ -71,18 +91,7 @@ void Algorithms::compare(const Fingerprint& own, const Deadline& deadline) {
   } catch (const ExchangeError&) {
     // A peer that has seen it may be gone.
   }
-  const auto leaver =
-      std::find_if(all.begin(), all.end(), [](const Fingerprint& of_rank) {
-        return of_rank.operation == Operation::kDestroyProcessGroup;
-      });
-  if (leaver != all.end()) {
-    const int left = static_cast<int>(leaver - all.begin());
-    throw PeerLost("rank " + std::to_string(left) +
-                       " left before this was complete; every rank must make "
-                       "the same calls before destroy_process_group or the "
-                       "end of its program",
-                   {.peers = {left}});
-  }
+  refuse_leaver();
   const int rank = static_cast<int>(other - all.begin());
   throw MismatchError(describe_mismatch(all[0], rank, *other),
                       {.peers = {rank}});
@@ -95,6 +104,7 @@ void Algorithms::all_gather(const std::vector<char*>& parts,
     std::copy_n(own.data(), own.size(), parts[rank_]);
   }
   exchange_with_all(
+      Transport::kData,
       [&](int peer) {
         return Message{peer, parts[peer], own.size()};
       },
@@ -106,9 +116,11 @@ void Algorithms::all_gather(const std::vector<char*>& parts,
 
 void Algorithms::all_gather_parts(const Bytes& bytes,
                                   const Deadline& deadline) {
-  exchange_with_all([&](int peer) { return part(bytes, peer, peer); },
-                    [&](int peer) { return part(bytes, peer, rank_); },
-                    deadline);
+  exchange_with_all(
+      Transport::kData,
+      [&](int peer) { return part(bytes, peer, peer); },
+      [&](int peer) { return part(bytes, peer, rank_); },
+      deadline);
 }
 
 void Algorithms::broadcast(const Bytes& bytes,
@@ -132,6 +144,7 @@ void Algorithms::broadcast(const Bytes& bytes,
     return message;
   };
   exchange_with_all(
+      Transport::kData,
       [&](int peer) { return unless(rank_ == root, part(bytes, peer, peer)); },
       [&](int peer) { return unless(peer == root, part(bytes, peer, rank_)); },
       deadline);
@@ -148,6 +161,7 @@ void Algorithms::exchange_and_reduce(char* target,
       at::empty({static_cast<int64_t>(bytes) * (size_ - 1)}, at::kByte);
   std::vector<const void*> sources(size_, own);
   exchange_with_all(
+      Transport::kData,
       [&](int peer) {
         char* const slot = static_cast<char*>(received.data_ptr()) +
                            bytes * (peer < rank_ ? peer : peer - 1);

@@ -52,7 +52,8 @@ class Algorithms {
         size_(world_size),
         give_up_(std::move(give_up)) {}
 
-  /// A barrier; throws MismatchError on every rank when they differ.
+  /// A barrier; throws MismatchError on every rank when they differ, PeerLost
+  /// when one is about to leave.
   void compare(const Fingerprint& own, const Deadline& deadline);
 
   void all_reduce(const Bytes& bytes,
@@ -73,7 +74,8 @@ class Algorithms {
   using Message = Transport::Message;
   using MessageOf = std::function<Message(int peer)>;
 
-  void exchange_with_all(const MessageOf& receive,
+  void exchange_with_all(Transport::Channel channel,
+                         const MessageOf& receive,
                          const MessageOf& send,
                          const Deadline& deadline);
   void exchange_and_reduce(char* target,

@@ -14,7 +14,8 @@ namespace lockstep::comm::gloo {
 /// our backends: every dtype and operation, the same bits, in rank order.
 /// Before each operation the ranks compare what they called, in one exchange of
 /// 56 bytes with each peer (about 40 us between processes of one host);
-/// `LOCKSTEP_CHECK=0` on every rank leaves that out.
+/// `LOCKSTEP_CHECK=0` on every rank leaves that out; what ranks get whose sizes
+/// differ is then undefined.
 ///
 /// Throws InvalidArgument, TimeoutError, PeerLost, BackendError.
 c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context);

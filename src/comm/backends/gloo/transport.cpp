@@ -10,17 +10,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kTag = 0;
-
 std::vector<at::Tensor> as_tensor(const Transport::Message& message) {
   return {at::from_blob(
       message.data, {static_cast<int64_t>(message.bytes)}, at::kByte)};
 }
 
 /// Whether the message arrived, now that the exchange is lost.
-bool arrived(c10d::Work& work) {
+bool arrived(const c10::intrusive_ptr<c10d::Work>& work) {
   try {
-    return work.wait(1ms);
+    return work && work->wait(1ms);
   } catch (const std::exception&) {
     return false;
   }
@@ -28,32 +26,31 @@ bool arrived(c10d::Work& work) {
 
 }  // namespace
 
-std::vector<Transport::Pending> Transport::post(
-    const std::vector<Message>& receives, const std::vector<Message>& sends) {
-  std::vector<Pending> posted;
-  posted.reserve(receives.size() + sends.size());
-  for (const auto& message : receives) {
-    if (message.bytes == 0) continue;
-    auto tensor = as_tensor(message);
-    posted.push_back({message.peer, gloo_->recv(tensor, message.peer, kTag)});
-  }
-  for (const auto& message : sends) {
-    if (message.bytes == 0) continue;
-    auto tensor = as_tensor(message);
-    posted.push_back({message.peer, gloo_->send(tensor, message.peer, kTag)});
-  }
-  return posted;
-}
-
-void Transport::exchange(const std::vector<Message>& receives,
+void Transport::exchange(Channel channel,
+                         const std::vector<Message>& receives,
                          const std::vector<Message>& sends,
                          const Deadline& deadline,
                          const std::function<bool()>& give_up) {
   std::vector<Pending> posted;
+  for (const auto* messages : {&receives, &sends}) {
+    for (const auto& message : *messages) {
+      if (message.bytes > 0) posted.push_back({message.peer, nullptr});
+    }
+  }
   std::string error;
   size_t done = 0;
   try {
-    posted = post(receives, sends);
+    auto next = posted.begin();
+    for (const auto& message : receives) {
+      if (message.bytes == 0) continue;
+      auto tensor = as_tensor(message);
+      (next++)->work = gloo_->recv(tensor, message.peer, channel);
+    }
+    for (const auto& message : sends) {
+      if (message.bytes == 0) continue;
+      auto tensor = as_tensor(message);
+      (next++)->work = gloo_->send(tensor, message.peer, channel);
+    }
     {
       const std::lock_guard lock(mutex_);
       pending_ = posted;
@@ -81,7 +78,7 @@ void Transport::exchange(const std::vector<Message>& receives,
   for (size_t i = done; i < posted.size(); ++i) {
     const int peer = posted[i].peer;
     if (std::find(missing.begin(), missing.end(), peer) == missing.end() &&
-        !arrived(*posted[i].work)) {
+        !arrived(posted[i].work)) {
       missing.push_back(peer);
     }
   }

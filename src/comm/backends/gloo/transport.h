@@ -30,6 +30,8 @@ class Transport {
     void* data;
     size_t bytes;
   };
+  /// Messages of different channels never meet.
+  enum Channel : int { kData, kControl };
 
   explicit Transport(c10::intrusive_ptr<c10d::Backend> gloo)
       : gloo_(std::move(gloo)) {}
@@ -38,7 +40,8 @@ class Transport {
   /// Both ends of a message name the same size. `give_up` is asked at the
   /// start and after each `interrupt`. Throws ExchangeError; the transport can
   /// only be closed then.
-  void exchange(const std::vector<Message>& receives,
+  void exchange(Channel channel,
+                const std::vector<Message>& receives,
                 const std::vector<Message>& sends,
                 const Deadline& deadline,
                 const std::function<bool()>& give_up);
@@ -52,11 +55,8 @@ class Transport {
  private:
   struct Pending {
     int peer;
-    c10::intrusive_ptr<c10d::Work> work;
+    c10::intrusive_ptr<c10d::Work> work;  ///< null: could not be posted
   };
-
-  std::vector<Pending> post(const std::vector<Message>& receives,
-                            const std::vector<Message>& sends);
 
   c10::intrusive_ptr<c10d::Backend> gloo_;
   std::mutex mutex_;
