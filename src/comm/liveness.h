@@ -53,8 +53,8 @@ class LOCKSTEP_API Liveness {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int world_size() const = 0;
 
-  /// One relaxed load, for the inner loop of a wait: whether some peer failed
-  /// or left. Then look at `failure()` and `has_left()`.
+  /// One load, for the inner loop of a wait: whether some peer failed, left or
+  /// gave up. Then look at `failure()`, `has_left()` and `timed_out()`.
   [[nodiscard]] bool disturbed() const noexcept {
     return disturbed_.load(std::memory_order_acquire);
   }
@@ -64,9 +64,9 @@ class LOCKSTEP_API Liveness {
   /// of everything it had called).
   [[nodiscard]] virtual bool has_left(int rank) const = 0;
 
-  /// `callback` runs on the monitor thread whenever a peer failed or left, and
-  /// at once if that already happened. It must not block. Returns an id for
-  /// `unsubscribe`, which waits for a running callback.
+  /// `callback` runs on the monitor thread whenever a peer failed, left or gave
+  /// up, and at once if that already happened. It must not block. Returns an id
+  /// for `unsubscribe`, which waits for a running callback.
   virtual uint64_t subscribe(std::function<void()> callback) = 0;
   virtual void unsubscribe(uint64_t id) = 0;
 
@@ -78,6 +78,21 @@ class LOCKSTEP_API Liveness {
   /// Says goodbye; afterwards peers do not take the end of this process for a
   /// death. Never throws.
   virtual void leave() noexcept = 0;
+
+  /// The number of the operation that this rank has come to, for those that
+  /// ask.
+  void set_progress(uint64_t sequence) noexcept {
+    progress_.store(sequence, std::memory_order_relaxed);
+  }
+  /// Asks every rank how far it has come. By rank; nullopt where no answer came
+  /// within `limit`: the process is stopped, or cannot be reached.
+  virtual std::vector<std::optional<uint64_t>> ask_progress(
+      std::chrono::milliseconds limit) = 0;
+  /// Tells all ranks that this one waited for `ranks` in vain and has given up.
+  virtual void announce_timeout(const std::vector<int>& ranks) = 0;
+  /// The error to throw where a rank gave up: names those that it waited for.
+  [[nodiscard]] virtual std::optional<TimeoutError> timed_out(
+      ErrorContext context) const = 0;
 
   /// Sends a descriptor to a rank of this host under a name.
   virtual void send_fd(int peer, const std::string& name, int fd) = 0;
@@ -95,6 +110,7 @@ class LOCKSTEP_API Liveness {
 
  protected:
   std::atomic<bool> disturbed_{false};
+  std::atomic<uint64_t> progress_{0};
 };
 
 }  // namespace lockstep::comm

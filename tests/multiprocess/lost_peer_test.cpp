@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <set>
 #include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/backend_registry.h"
 #include "core/clock.h"
@@ -20,7 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kTimeout = 4s;
+constexpr auto kTimeout = 2000ms;
 
 int report(const char* kind, const Error& error) {
   std::string peers;
@@ -39,9 +41,12 @@ bool is_rank_of(const char* variable) {
 }
 
 /// Reduces 1 MB again and again, and says how that ended. The group must be of
-/// no use afterwards and go within a bound. Rank STOPS stops between two calls.
+/// no use afterwards and go within a bound. Rank STOPS stops between two calls;
+/// rank HASTY has a quarter of the others' timeout.
 LOCKSTEP_PROCESS(reduce_for_ever) {
-  init_process_group({.backend = "gloo", .timeout = kTimeout});
+  init_process_group({.backend = "gloo"});
+  get_group()->getBackend(at::kCPU)->setTimeout(
+      is_rank_of("HASTY") ? kTimeout / 4 : kTimeout);
   int exit_code = 1;
   try {
     auto tensor = torch::ones(1 << 18);
@@ -66,6 +71,26 @@ LOCKSTEP_PROCESS(reduce_for_ever) {
   const Deadline prompt(kTimeout + 2s);
   destroy_process_group();
   return prompt.passed() ? 3 : exit_code;
+}
+
+/// Rank LEAVER leaves before a call that the others make, PAUSE milliseconds
+/// later. Its size is that of what ranks tell each other when they leave.
+LOCKSTEP_PROCESS(call_without_one_rank) {
+  init_process_group({.backend = "gloo"});
+  barrier();
+  if (is_rank_of("LEAVER")) {
+    destroy_process_group();
+    return 0;
+  }
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(std::atoi(std::getenv("PAUSE"))));
+  try {
+    auto tensor = torch::ones(14);
+    all_reduce(tensor);
+    return 1;
+  } catch (const PeerLost& error) {
+    return report("lost", error);
+  }
 }
 
 /// Rank VICTIM dies while the others connect.
@@ -140,6 +165,44 @@ TEST(LostGlooPeer, OneStoppedBetweenCallsIsNamedAtTheDeadline) {
   test::Ranks ranks(3, "reduce_for_ever", {{"STOPS", "1"}});
   expect_running(ranks);
   expect_named(ranks, 1, "timeout 1.\n", kTimeout + 2s);
+}
+
+TEST(LostGlooPeer, OneStoppedAtAnyMomentIsNamedAtTheDeadline) {
+  for (int round = 0; round < 6 && !HasFailure(); ++round) {
+    SCOPED_TRACE(round);
+    const int victim = round % 3;
+    test::Ranks ranks(3, "reduce_for_ever");
+    expect_running(ranks);
+    std::this_thread::sleep_for(round * 7ms);
+    ranks[victim].signal(SIGSTOP);
+    expect_named(ranks,
+                 victim,
+                 "timeout " + std::to_string(victim) + ".\n",
+                 kTimeout + 2s);
+  }
+}
+
+TEST(LostGlooPeer, TheOneThatAnotherGaveUpOnIsNamed) {
+  test::Ranks ranks(3, "reduce_for_ever", {{"STOPS", "1"}, {"HASTY", "0"}});
+  expect_running(ranks);
+  expect_named(ranks, 1, "timeout 1.\n", kTimeout + 2s);
+}
+
+TEST(LostGlooPeer, ARankThatLeftIsNamedWheneverTheOthersCall) {
+  for (const char* check : {"1", "0"}) {
+    for (const char* pause : {"0", "300", "1500"}) {
+      SCOPED_TRACE(std::string(check) + ' ' + pause);
+      test::Ranks ranks(
+          3,
+          "call_without_one_rank",
+          {{"LEAVER", "1"}, {"PAUSE", pause}, {"LOCKSTEP_CHECK", check}});
+      const auto results = ranks.wait();
+      EXPECT_TRUE(results[1].ok()) << results[1];
+      for (const int rank : {0, 2}) {
+        EXPECT_EQ(results[rank].out, "lost 1.\n") << results[rank];
+      }
+    }
+  }
 }
 
 class LostPeer : public testing::TestWithParam<const char*> {};

@@ -103,6 +103,17 @@ class FakeHost::Member final : public comm::Liveness {
   }
   void leave() noexcept override { host_->leave(rank_); }
 
+  std::vector<std::optional<uint64_t>> ask_progress(
+      std::chrono::milliseconds /*limit*/) override {
+    return std::vector<std::optional<uint64_t>>(
+        static_cast<size_t>(host_->size_), 0);
+  }
+  void announce_timeout(const std::vector<int>& /*ranks*/) override {}
+  std::optional<TimeoutError> timed_out(
+      ErrorContext /*context*/) const override {
+    return std::nullopt;
+  }
+
   void send_fd(int peer, const std::string& name, int fd) override {
     const std::lock_guard lock(host_->mutex_);
     host_->descriptors_[{rank_, peer, name}] =

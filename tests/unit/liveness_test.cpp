@@ -393,6 +393,46 @@ TEST(Liveness, GoodbyesReachOtherHosts) {
       [](int rank) { return rank / 2; });
 }
 
+TEST(Liveness, RanksTellHowFarTheyHaveCome) {
+  for (const int per_host : {4, 2, 1}) {
+    Meeting all_have_come(4);
+    Meeting all_asked(4);
+    on_ranks(
+        4,
+        [&](int rank, Liveness& liveness) {
+          liveness.set_progress(10 + rank);
+          EXPECT_TRUE(all_have_come.wait());
+          const auto progress = liveness.ask_progress(10s);
+          for (uint64_t other = 0; other < 4; ++other) {
+            EXPECT_EQ(progress.at(other), 10 + other);
+          }
+          EXPECT_FALSE(liveness.disturbed());
+          EXPECT_TRUE(all_asked.wait());
+        },
+        [&](int rank) { return rank / per_host; });
+  }
+}
+
+TEST(Liveness, WhomARankGaveUpOnIsKnownToAll) {
+  Meeting all_there(4);
+  Meeting all_looked(4);
+  on_ranks(
+      4,
+      [&](int rank, Liveness& liveness) {
+        EXPECT_FALSE(liveness.timed_out({}).has_value());
+        EXPECT_TRUE(all_there.wait());
+        if (rank == 0) liveness.announce_timeout({1, 3});
+        EXPECT_TRUE(soon([&] { return liveness.disturbed(); }));
+        const auto error = liveness.timed_out({.rank = rank});
+        ASSERT_TRUE(error);
+        EXPECT_EQ(error->context().peers, (std::vector<int>{1, 3}));
+        EXPECT_EQ(error->context().rank, rank);
+        EXPECT_EQ(liveness.failure(), std::nullopt);
+        EXPECT_TRUE(all_looked.wait());
+      },
+      [](int rank) { return rank / 2; });
+}
+
 TEST(Liveness, NothingListensOnceTheRanksHaveMet) {
   const auto listeners = [] {
     int count = 0;

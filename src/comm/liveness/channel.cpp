@@ -26,7 +26,7 @@ union ControlBuffer {
 bool Channel::send(const Message& message, int descriptor) noexcept {
   Header header{.type = static_cast<uint32_t>(message.type),
                 .rank = message.rank,
-                .time = message.time,
+                .number = message.number,
                 .length = message.text.size()};
   iovec parts[] = {
       {&header, sizeof header},
@@ -115,7 +115,7 @@ Channel::Receipt Channel::receive(Message& message, Fd& descriptor) {
   have_header_ = false;
   message = {.type = static_cast<MessageType>(header_.type),
              .rank = header_.rank,
-             .time = header_.time,
+             .number = header_.number,
              .text = std::move(text_)};
   descriptor = std::move(descriptor_);
   return Receipt::Message;

@@ -10,15 +10,18 @@ namespace lockstep::comm::liveness {
 /// What control connections carry.
 enum class MessageType : uint32_t {
   Hello = 1,       ///< text: the receiver's secret; rank: the sender's
-  Failure = 2,     ///< rank failed or died at `time`; text: its reason
+  Failure = 2,     ///< rank failed or died at `number`; text: its reason
   Left = 3,        ///< rank ends in good order, or as a consequence
   Descriptor = 4,  ///< text: its name; a descriptor is attached
+  Ask = 5,         ///< rank wants to know how far all have come
+  Progress = 6,    ///< rank has come to `number`; text: the rank that asked
+  GaveUp = 7,      ///< rank waited for those in the text in vain
 };
 
 struct Message {
   MessageType type = MessageType::Hello;
   int rank = -1;
-  int64_t time = 0;  ///< nanoseconds of the wall clock
+  int64_t number = 0;  ///< of a failure: nanoseconds of the wall clock
   std::string text = {};
 };
 
@@ -49,7 +52,7 @@ class Channel {
   struct Header {
     uint32_t type;
     int32_t rank;
-    int64_t time;
+    int64_t number;
     uint64_t length;
   };
 

@@ -147,7 +147,9 @@ Watcher::Watcher(int rank, int world_size)
       owner_(::getpid()),
       host_ranks_{rank},
       peers_(world_size),
-      link_to_(world_size) {
+      link_to_(world_size),
+      asked_through_(world_size),
+      answers_(world_size) {
 }
 
 Watcher::~Watcher() {
@@ -418,14 +420,22 @@ void Watcher::on_message(Link& link, Message message, Fd descriptor) {
     on_hello(link, message);
     return;
   }
+  if (message.rank < 0 || message.rank >= world_size_) return;
   switch (message.type) {
     case MessageType::Failure:
-      if (message.rank < 0 || message.rank >= world_size_) break;
-      adopt({message.rank, message.time, std::move(message.text)}, &link);
+      adopt({message.rank, message.number, std::move(message.text)}, &link);
       break;
     case MessageType::Left:
-      if (message.rank < 0 || message.rank >= world_size_) break;
       on_left(message.rank, link);
+      break;
+    case MessageType::Ask:
+      on_ask(message, link);
+      break;
+    case MessageType::Progress:
+      on_progress(message);
+      break;
+    case MessageType::GaveUp:
+      on_gave_up(message, &link);
       break;
     case MessageType::Descriptor: {
       const std::lock_guard lock(mutex_);
@@ -507,10 +517,54 @@ void Watcher::on_left(int rank, const Link& source) {
   spread({.type = MessageType::Left, .rank = rank}, &source);
 }
 
+void Watcher::on_ask(const Message& message, Link& link) {
+  asked_through_[message.rank] = &link;
+  send(link,
+       {.type = MessageType::Progress,
+        .rank = rank_,
+        .number = static_cast<int64_t>(progress_.load()),
+        .text = std::to_string(message.rank)});
+  spread(message, &link);
+}
+
+void Watcher::on_progress(const Message& message) {
+  const auto asker = ranks_in(message.text);
+  if (asker.size() != 1) return;
+  if (asker[0] != rank_) {
+    if (auto* link = asked_through_[asker[0]]) send(*link, message);
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  answers_[message.rank] = static_cast<uint64_t>(message.number);
+  changed_.notify_all();
+}
+
+void Watcher::on_gave_up(const Message& message, const Link* source) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (gave_up_) return;
+    gave_up_ = GaveUp{message.rank, ranks_in(message.text)};
+    news_ = true;
+  }
+  disturbed_.store(true, std::memory_order_release);
+  changed_.notify_all();
+  spread(message, source);
+}
+
+/// The valid ranks in a message's text.
+std::vector<int> Watcher::ranks_in(const std::string& text) const {
+  std::vector<int> ranks;
+  std::istringstream numbers(text);
+  for (int rank = -1; numbers >> rank;) {
+    if (rank >= 0 && rank < world_size_) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 Message Watcher::message_of(const Verdict& verdict) {
   return {.type = MessageType::Failure,
           .rank = verdict.rank,
-          .time = verdict.time,
+          .number = verdict.time,
           .text = verdict.reason};
 }
 
@@ -676,6 +730,44 @@ void Watcher::leave() noexcept {
   spread({.type = MessageType::Left, .rank = rank_}, nullptr);
 }
 
+std::vector<std::optional<uint64_t>> Watcher::ask_progress(
+    std::chrono::milliseconds limit) {
+  {
+    const std::lock_guard lock(mutex_);
+    answers_.assign(world_size_, std::nullopt);
+    answers_[rank_] = progress_.load();
+  }
+  spread({.type = MessageType::Ask, .rank = rank_}, nullptr);
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, limit, [this] {
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (!answers_[rank] && !peers_[rank].left) return false;
+    }
+    return true;
+  });
+  return answers_;
+}
+
+void Watcher::announce_timeout(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += std::to_string(rank) + ' ';
+  on_gave_up({.type = MessageType::GaveUp, .rank = rank_, .text = text},
+             nullptr);
+  wake();
+}
+
+std::optional<TimeoutError> Watcher::timed_out(ErrorContext context) const {
+  if (!disturbed()) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  if (!gave_up_) return std::nullopt;
+  context.peers = gave_up_->missing;
+  return TimeoutError(name_of(gave_up_->rank) + " gave up waiting for " +
+                          list_of(gave_up_->missing) +
+                          "; look there for a process that is stopped, slower "
+                          "or in other code, or raise the timeout",
+                      std::move(context));
+}
+
 void Watcher::send_fd(int peer, const std::string& name, int fd) {
   ErrorContext context{
       .rank = rank_, .world_size = world_size_, .peers = {peer}};
@@ -690,7 +782,8 @@ void Watcher::send_fd(int peer, const std::string& name, int fd) {
   if (name.size() > Channel::kMaxText) {
     throw InvalidArgument("the descriptor's name is too long", context);
   }
-  const Message message{.type = MessageType::Descriptor, .text = name};
+  const Message message{
+      .type = MessageType::Descriptor, .rank = rank_, .text = name};
   if (send(*link, message, fd)) return;
   // The connection breaks before the death is on record.
   std::unique_lock lock(mutex_);

@@ -71,6 +71,10 @@ class Watcher final : public Liveness {
                 std::chrono::milliseconds timeout) override;
   std::optional<PeerLost> peer_lost(const std::vector<int>& waiting_for,
                                     ErrorContext context) const override;
+  std::vector<std::optional<uint64_t>> ask_progress(
+      std::chrono::milliseconds limit) override;
+  void announce_timeout(const std::vector<int>& ranks) override;
+  std::optional<TimeoutError> timed_out(ErrorContext context) const override;
 
  private:
   /// What a rank publishes of itself, and what became of it.
@@ -103,6 +107,12 @@ class Watcher final : public Liveness {
     }
   };
 
+  /// A rank that waited for others in vain.
+  struct GaveUp {
+    int rank;
+    std::vector<int> missing;
+  };
+
   // The meeting, on the thread that calls `meet`.
   void publish(c10d::Store& store, const Deadline& deadline);
   void call_host(const MayShareHost& may_share_host, const Deadline& deadline);
@@ -120,6 +130,10 @@ class Watcher final : public Liveness {
   void tell_old_news(Link& link);
   void on_end(Link& link);
   void on_left(int rank, const Link& source);
+  void on_ask(const Message& message, Link& link);
+  void on_progress(const Message& message);
+  void on_gave_up(const Message& message, const Link* source);
+  [[nodiscard]] std::vector<int> ranks_in(const std::string& text) const;
   void adopt(Verdict verdict, Link* source);
   void publish_verdict();
   static Message message_of(const Verdict& verdict);
@@ -144,7 +158,8 @@ class Watcher final : public Liveness {
   std::vector<int> host_ranks_;
   std::vector<Peer> peers_;
   std::vector<std::unique_ptr<Link>> links_;
-  std::vector<Link*> link_to_;         ///< by rank; null: no direct connection
+  std::vector<Link*> link_to_;        ///< by rank; null: no direct connection
+  std::vector<Link*> asked_through_;  ///< by rank: where its question came from
   std::vector<int> heard_through_us_;  ///< by the rest of the tree
   std::set<int> callers_due_;          ///< ranks that will connect to this one
   Fd unix_listener_;
@@ -160,6 +175,9 @@ class Watcher final : public Liveness {
   std::optional<Verdict> verdict_;
   bool verdict_published_ = false;
   std::optional<Clock::time_point> publish_at_;
+  std::optional<GaveUp> gave_up_;  ///< the first that this rank heard of
+  std::vector<std::optional<uint64_t>>
+      answers_;  ///< by rank, to `ask_progress`
   bool said_goodbye_ = false;
   bool news_ = false;  ///< callbacks are due
   std::map<std::pair<int, std::string>, std::deque<Fd>> descriptors_;

@@ -26,17 +26,32 @@ using namespace std::chrono_literals;
 // How long the verdict on a dead peer may take after Gloo lost a connection.
 constexpr std::chrono::milliseconds kVerdictTime = 1s;
 
-/// What liveness has to say about the ranks, at the latest after `limit`.
-std::optional<PeerLost> verdict(const Liveness& liveness,
-                                const std::vector<int>& waiting_for,
-                                const ErrorContext& context,
-                                std::chrono::milliseconds limit) {
+// How long a peer that is alive may take to say how far it has come.
+constexpr std::chrono::milliseconds kAnswerTime = 500ms;
+
+/// Throws what liveness has to say about the ranks, if that comes within
+/// `limit`.
+void throw_verdict(const Liveness& liveness,
+                   const std::vector<int>& waiting_for,
+                   const ErrorContext& context,
+                   std::chrono::milliseconds limit) {
   const Deadline deadline(limit);
   for (;;) {
-    auto lost = liveness.peer_lost(waiting_for, context);
-    if (lost || deadline.passed()) return lost;
+    // First: who gave up may have left since.
+    if (auto timed_out = liveness.timed_out(context)) throw *timed_out;
+    if (auto lost = liveness.peer_lost(waiting_for, context)) throw *lost;
+    if (deadline.passed()) return;
     std::this_thread::sleep_for(1ms);
   }
+}
+
+std::string list_of(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "the other ranks";
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
 }
 
 class GlooBackend final : public c10d::Backend {
@@ -356,6 +371,9 @@ class GlooBackend final : public c10d::Backend {
   std::exception_ptr run(const Queued& next) {
     const Deadline deadline(next.timeout);
     try {
+      if (context_.liveness) {
+        context_.liveness->set_progress(*next.work->context().sequence);
+      }
       try {
         if (check_) algorithms_.compare(next.fingerprint, deadline);
         next.body(deadline);
@@ -384,7 +402,8 @@ class GlooBackend final : public c10d::Backend {
 
   [[nodiscard]] bool given_up() const {
     return aborted_.load() ||
-           (context_.liveness && context_.liveness->failure());
+           (context_.liveness &&
+            (context_.liveness->failure() || context_.liveness->timed_out({})));
   }
 
   [[noreturn]] void throw_converted(const ExchangeError& error,
@@ -395,23 +414,46 @@ class GlooBackend final : public c10d::Backend {
     }
     // Gloo sees a lost connection before the death is on record.
     if (context_.liveness) {
-      const auto limit = deadline.passed() ? 0ms : kVerdictTime;
-      if (auto lost =
-              verdict(*context_.liveness, context.peers, context, limit)) {
-        throw *lost;
-      }
+      throw_verdict(*context_.liveness,
+                    context.peers,
+                    context,
+                    deadline.passed() ? 0ms : kVerdictTime);
     }
-    if (deadline.passed()) {
-      std::string ranks;
-      for (const int rank : context.peers) {
-        ranks += (ranks.empty() ? "rank " : ", rank ") + std::to_string(rank);
-      }
-      throw TimeoutError("nothing was heard of " +
-                             (ranks.empty() ? "the others" : ranks) +
-                             "; stopped, far behind, or not making this call",
-                         std::move(context));
-    }
+    if (deadline.passed()) throw_timeout(std::move(context));
     throw BackendError(std::string("Gloo failed: ") + error.what(),
+                       std::move(context));
+  }
+
+  /// Names whom an operation waited for until its deadline: who does not
+  /// answer, else who has not come to it, else whose messages are outstanding.
+  [[noreturn]] void throw_timeout(ErrorContext context) const {
+    std::string problem = " did not take part until the end";
+    if (const auto& liveness = context_.liveness) {
+      const auto progress = liveness->ask_progress(kAnswerTime);
+      throw_verdict(*liveness, context.peers, context, 0ms);
+      std::vector<int> silent;
+      std::vector<int> behind;
+      for (int rank = 0; rank < size_; ++rank) {
+        if (liveness->has_left(rank)) continue;
+        if (!progress[rank]) {
+          silent.push_back(rank);
+        } else if (*progress[rank] < *context.sequence) {
+          behind.push_back(rank);
+        }
+      }
+      if (!silent.empty()) {
+        problem = " did not answer";
+        context.peers = silent;
+      } else if (!behind.empty()) {
+        problem = " did not make this call";
+        context.peers = behind;
+      }
+      liveness->announce_timeout(context.peers);
+    }
+    throw TimeoutError(list_of(context.peers) + problem +
+                           " in time; look there for a process that is "
+                           "stopped, slower or in other code, or raise the "
+                           "timeout",
                        std::move(context));
   }
 
@@ -489,7 +531,7 @@ c10::intrusive_ptr<c10d::Backend> connect_watched(
     throw;
   } catch (const std::exception&) {
     // The store or a connection may have been lost through a death.
-    if (auto lost = verdict(*liveness, {}, error, kVerdictTime)) throw *lost;
+    throw_verdict(*liveness, {}, error, kVerdictTime);
     throw;
   }
 }
