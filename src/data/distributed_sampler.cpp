@@ -70,9 +70,11 @@ at::Tensor DistributedSampler::next_pass() {
   auto mine = at::empty({num_samples_}, options);
   const auto* from = order.const_data_ptr<int64_t>();
   auto* to = mine.mutable_data_ptr<int64_t>();
-  for (int64_t i = 0; i < num_samples_; ++i) {
+  int64_t position = rank_;
+  for (int64_t i = 0; i < num_samples_; ++i, position += num_replicas_) {
     // Positions past the end are the padding, which repeats the order.
-    to[i] = from[(rank_ + i * num_replicas_) % items_];
+    if (position >= items_) position %= items_;
+    to[i] = from[position];
   }
   return mine;
 }

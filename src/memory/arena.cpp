@@ -1,16 +1,16 @@
 #include "memory/arena.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
-
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
 
+#include "memory/allocator.h"
+
 namespace lockstep::memory {
 
-/// Bookkeeping of one arena. Never freed, so that an address can be looked up
-/// without a lock at any time; used again for a later arena.
+/// Bookkeeping of one arena. Never freed, since a thread may still have it
+/// active; used again for a later arena.
 struct ArenaState {
   struct Slot {
     char* data = nullptr;
@@ -18,10 +18,8 @@ struct ArenaState {
     std::atomic<bool> used{false};
   };
 
-  ArenaState* next = nullptr;
-  std::atomic<bool> taken{true};  ///< belongs to an arena that is not gone
-  std::atomic<char*> begin{nullptr};
-  std::atomic<char*> end{nullptr};
+  char* begin = nullptr;  ///< null when its arena and all tensors are gone
+  char* end = nullptr;
   std::atomic<bool> retired{false};
   /// The arena itself and every slot in use.
   std::atomic<size_t> owners{0};
@@ -48,95 +46,29 @@ struct ArenaState {
     return nullptr;
   }
 
-  void give_back(void* data) noexcept {
-    slot_at(data)->used.store(false, std::memory_order_release);
+  void give_back(Slot& slot) noexcept {
+    slot.used.store(false, std::memory_order_release);
     release();
   }
 
-  void release() noexcept {
-    if (owners.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    begin = nullptr;
-    end = nullptr;
-    memory.reset();
-    taken.store(false, std::memory_order_release);
-  }
+  void release() noexcept;
 };
 
 namespace {
 
-std::atomic<ArenaState*> states{nullptr};
 thread_local ArenaState* active = nullptr;
 
-ArenaState* new_state() {
-  for (auto* state = states.load(); state; state = state->next) {
-    if (!state->taken.exchange(true, std::memory_order_acquire)) return state;
-  }
-  auto* state = new ArenaState;
-  state->next = states.load();
-  while (!states.compare_exchange_weak(state->next, state)) {
-  }
-  return state;
-}
+std::mutex states_mutex;  ///< for the list and the states' ranges
+/// Not destroyed at exit, when tensors may still be alive.
+std::vector<ArenaState*>& states = *new std::vector<ArenaState*>;
 
 /// The arena whose memory holds the address.
 ArenaState* find(const void* data) noexcept {
-  for (auto* state = states.load(std::memory_order_acquire); state;
-       state = state->next) {
-    if (data >= state->begin.load(std::memory_order_acquire) &&
-        data < state->end.load(std::memory_order_acquire)) {
-      return state;
-    }
+  const std::lock_guard lock(states_mutex);
+  for (auto* state : states) {
+    if (data >= state->begin && data < state->end) return state;
   }
   return nullptr;
-}
-
-void free_slot(void* data) {
-  c10::profiledCPUMemoryReporter().Delete(data);
-  find(data)->give_back(data);
-}
-
-/// Serves the active arena's slots, and everything else from the allocator that
-/// was there before.
-class ArenaAllocator final : public c10::Allocator {
- public:
-  explicit ArenaAllocator(c10::Allocator* previous) { previous_ = previous; }
-
-  c10::DataPtr allocate(size_t bytes) override {
-    if (active) {
-      if (void* data = active->take(bytes)) {
-        c10::profiledCPUMemoryReporter().New(data, bytes);
-        return {data, data, &free_slot, c10::Device(c10::DeviceType::CPU)};
-      }
-    }
-    return previous_->allocate(bytes);
-  }
-
-  c10::DeleterFnPtr raw_deleter() const override {
-    return previous_->raw_deleter() ? &raw_delete : nullptr;
-  }
-
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    previous_->copy_data(to, from, bytes);
-  }
-
- private:
-  static void raw_delete(void* data) {
-    if (find(data)) {
-      free_slot(data);
-    } else {
-      previous_->raw_deallocate(data);
-    }
-  }
-
-  static inline c10::Allocator* previous_ = nullptr;
-};
-
-/// Never taken back and never destroyed: tensors outlive everything else.
-void install_allocator() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    c10::SetCPUAllocator(new ArenaAllocator(c10::GetCPUAllocator()));
-  });
 }
 
 size_t aligned(size_t bytes) {
@@ -144,25 +76,56 @@ size_t aligned(size_t bytes) {
          Arena::kAlignment;
 }
 
+ArenaState* new_state(std::shared_ptr<void> memory,
+                      char* base,
+                      const std::vector<size_t>& slot_bytes) {
+  const std::lock_guard lock(states_mutex);
+  auto unused = std::ranges::find_if(
+      states, [](const ArenaState* state) { return !state->begin; });
+  if (unused == states.end()) {
+    unused = states.insert(unused, new ArenaState);
+  }
+  auto& state = **unused;
+  state.owners = 1;
+  state.retired = false;
+  state.memory = std::move(memory);
+  state.slots = std::vector<ArenaState::Slot>(slot_bytes.size());
+  state.begin = state.end = base;
+  for (size_t i = 0; i < slot_bytes.size(); ++i) {
+    state.slots[i].data = state.end;
+    state.slots[i].bytes = slot_bytes[i];
+    state.end += aligned(slot_bytes[i]);
+  }
+  return &state;
+}
+
 }  // namespace
+
+void ArenaState::release() noexcept {
+  if (owners.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  auto unmapped = std::move(memory);
+  const std::lock_guard lock(states_mutex);
+  begin = end = nullptr;
+}
+
+void* take_slot(size_t bytes) noexcept {
+  return active ? active->take(bytes) : nullptr;
+}
+
+bool is_slot(const void* data) noexcept {
+  return find(data) != nullptr;
+}
+
+void give_back_slot(void* data) noexcept {
+  auto* state = find(data);
+  state->give_back(*state->slot_at(data));
+}
 
 Arena::Arena(std::shared_ptr<void> memory,
              char* base,
              const std::vector<size_t>& slot_bytes)
-    : state_(new_state()) {
+    : state_(new_state(std::move(memory), base, slot_bytes)) {
   install_allocator();
-  state_->owners = 1;
-  state_->retired = false;
-  state_->memory = std::move(memory);
-  state_->slots = std::vector<ArenaState::Slot>(slot_bytes.size());
-  char* data = base;
-  for (size_t i = 0; i < slot_bytes.size(); ++i) {
-    state_->slots[i].data = data;
-    state_->slots[i].bytes = slot_bytes[i];
-    data += aligned(slot_bytes[i]);
-  }
-  state_->begin = base;
-  state_->end = data;
 }
 
 Arena::~Arena() {
@@ -189,7 +152,7 @@ std::optional<size_t> Arena::offset_of(const void* data,
                                        size_t bytes) const noexcept {
   const auto* slot = state_->slot_at(data);
   if (!slot || slot->bytes != bytes) return std::nullopt;
-  return static_cast<size_t>(slot->data - state_->begin.load());
+  return static_cast<size_t>(slot->data - state_->begin);
 }
 
 void Arena::retire() noexcept {
@@ -198,10 +161,10 @@ void Arena::retire() noexcept {
 
 ArenaUsage arena_usage() noexcept {
   ArenaUsage usage;
-  for (auto* state = states.load(std::memory_order_acquire); state;
-       state = state->next) {
-    usage.total += static_cast<size_t>(state->end.load() - state->begin.load());
-    if (!state->begin.load()) continue;
+  const std::lock_guard lock(states_mutex);
+  for (const auto* state : states) {
+    if (!state->begin) continue;
+    usage.total += static_cast<size_t>(state->end - state->begin);
     for (const auto& slot : state->slots) {
       if (slot.used.load(std::memory_order_relaxed)) usage.used += slot.bytes;
     }

@@ -21,8 +21,7 @@ struct ArenaState;
 /// tensor's own deleter has run, and the mapping lives as long as a tensor in
 /// it does, whatever becomes of the arena.
 ///
-/// The first arena of a process installs the allocator for good. It keeps no
-/// lock. Exported for tests.
+/// Exported for tests.
 class LOCKSTEP_API Arena {
  public:
   /// `base` is the begin of the mapping that `memory` owns; slots follow each
@@ -55,6 +54,14 @@ class LOCKSTEP_API Arena {
  private:
   ArenaState* state_;
 };
+
+/// A free slot of exactly this size of the arena that the calling thread has
+/// active; null where there is none.
+[[nodiscard]] void* take_slot(size_t bytes) noexcept;
+/// Whether the address lies in an arena.
+[[nodiscard]] bool is_slot(const void* data) noexcept;
+/// Of what `take_slot` gave, from any thread.
+void give_back_slot(void* data) noexcept;
 
 /// Bytes of all mappings alive, and those of slots in use.
 struct ArenaUsage {

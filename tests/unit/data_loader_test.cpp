@@ -63,6 +63,42 @@ TEST(TensorDataset, BatchesDoNotAliasTheData) {
   EXPECT_TRUE(x.equal(torch::zeros({4, 2})));
 }
 
+TEST(TensorDataset, GathersAsIndexSelectDoes) {
+  const auto indices = torch::tensor({4, 0, 4, 2}, torch::kLong);
+  const auto values = torch::arange(5 * 12).reshape({5, 3, 4});
+  std::vector<at::Tensor> cases{
+      values,
+      values.transpose(1, 2),
+      values.slice(2, 0, 4, 2),
+      values.select(2, 1).select(1, 0),
+      torch::zeros({5, 0}),
+      torch::complex(values.to(torch::kFloat), values.to(torch::kFloat)).conj(),
+      values.to(torch::kFloat).requires_grad_(),
+  };
+  for (const auto dtype : {torch::kByte,
+                           torch::kHalf,
+                           torch::kFloat,
+                           torch::kDouble,
+                           torch::kComplexDouble}) {
+    cases.push_back(values.to(dtype));
+    cases.push_back(torch::arange(5).to(dtype));
+  }
+  for (const auto& tensor : cases) {
+    const auto [batch] = TensorDataset(tensor).get_batch(indices);
+    const auto expected = tensor.index_select(0, indices);
+    EXPECT_TRUE(batch.equal(expected)) << tensor;
+    EXPECT_EQ(batch.sizes(), expected.sizes());
+    EXPECT_EQ(batch.requires_grad(), expected.requires_grad());
+  }
+  EXPECT_EQ(TensorDataset(values).get_batch(indices.slice(0, 0, 0))[0].sizes(),
+            (std::vector<int64_t>{0, 3, 4}));
+  for (const int64_t outside : {-1, 5}) {
+    EXPECT_THROW((void)TensorDataset(values).get_batch(
+                     torch::tensor({outside}, torch::kLong)),
+                 InvalidArgument);
+  }
+}
+
 TEST(TensorDataset, RefusesWhatHasNoCommonSize) {
   EXPECT_THROW(TensorDataset(torch::zeros({3}), torch::zeros({4})),
                InvalidArgument);
