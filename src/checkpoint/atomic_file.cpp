@@ -32,12 +32,20 @@ std::string random_suffix() {
   return text;
 }
 
+/// The file that is to be replaced: a link stays.
+std::filesystem::path behind_link(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  const auto target = std::filesystem::weakly_canonical(path, error);
+  return error ? path : target;
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(const std::filesystem::path& path)
-    : path_(path),
-      folder_(path.has_parent_path() ? path.parent_path() : "."),
-      prefix_('.' + path.filename().string() + ".tmp-") {
+    : path_(behind_link(path)),
+      folder_(path_.has_parent_path() ? path_.parent_path() : "."),
+      prefix_('.' + path_.filename().string() + ".tmp-") {
   std::error_code error;
   if (std::filesystem::is_directory(path_, error)) fail("write", EISDIR);
   std::filesystem::create_directories(folder_, error);
@@ -76,8 +84,8 @@ void AtomicFile::remove_stale() const {
        !error && entry != end;
        entry.increment(error)) {
     if (!entry->path().filename().string().starts_with(prefix_)) continue;
-    const Fd fd(
-        ::open(entry->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    const Fd fd(::open(entry->path().c_str(),
+                       O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
       ::unlink(entry->path().c_str());
     }
@@ -97,13 +105,22 @@ void AtomicFile::write(const void* data, size_t size) {
 }
 
 void AtomicFile::commit() {
+  struct stat old {};
+  if (::stat(path_.c_str(), &old) == 0 &&
+      ::fchmod(fd_.get(), old.st_mode & 07777) != 0) {
+    fail("set the mode of", errno);
+  }
   if (::fsync(fd_.get()) != 0) fail("sync", errno);
+  const Fd folder(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) fail("open the folder of", errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename", errno);
   fd_.reset();
-  const Fd folder(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems cannot sync a folder and say EINVAL.
-  if (!folder || (::fsync(folder.get()) != 0 && errno != EINVAL)) {
-    fail("sync the folder of", errno);
+  if (::fsync(folder.get()) != 0 && errno != EINVAL) {
+    throw CheckpointError("\"" + path_.string() +
+                          "\" is written, but may not survive a power "
+                          "failure: cannot sync its folder: " +
+                          std::generic_category().message(errno));
   }
 }
 

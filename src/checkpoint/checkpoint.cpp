@@ -50,6 +50,7 @@ std::map<std::string, std::string> tied_names(const Tensors& state) {
   std::map<std::string, std::string> tied;
   std::unordered_multimap<const void*, const std::string*> first;
   for (const auto& [name, tensor] : state) {
+    if (!tensor.has_storage()) continue;
     const auto [begin, end] = first.equal_range(tensor.const_data_ptr());
     const auto twin = std::find_if(begin, end, [&](const auto& item) {
       return same_memory(state.at(*item.second), tensor);

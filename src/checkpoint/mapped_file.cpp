@@ -31,8 +31,13 @@ MappedFile::MappedFile(const std::string& path) {
   }
   const auto size = static_cast<size_t>(status.st_size);
   if (size == 0) return;
-  void* data =
-      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd.get(), 0);
+  // Only pages that are written to take memory, so none is reserved.
+  void* data = ::mmap(nullptr,
+                      size,
+                      PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_NORESERVE,
+                      fd.get(),
+                      0);
   if (data == MAP_FAILED) fail(path, errno);
   bytes_ = {static_cast<std::byte*>(data), size};
 }

@@ -16,6 +16,7 @@ using nlohmann::json;
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 constexpr uint64_t kLargestHeader = 100'000'000;  // as in the Python package
 constexpr int kDeepestNesting = 8;
+constexpr size_t kMostDimensions = 64;
 constexpr auto kMetadataName = "__metadata__";
 
 class Parser {
@@ -141,11 +142,15 @@ class Parser {
 
     TensorEntry entry{name, *dtype, {}, 0, 0};
     uint64_t bytes = c10::elementSize(*dtype);
+    // Strides are computed as if empty dimensions were of length one.
+    auto extent = static_cast<int64_t>(bytes);
     for (const auto dimension : unsigned_list(name, "shape", field("shape"))) {
-      if (dimension > INT64_MAX ||
-          __builtin_mul_overflow(bytes, dimension, &bytes)) {
+      if (entry.shape.size() == kMostDimensions ||
+          __builtin_mul_overflow(
+              extent, std::max<uint64_t>(dimension, 1), &extent)) {
         fail(name, "its shape is too large");
       }
+      bytes *= dimension;
       entry.shape.push_back(static_cast<int64_t>(dimension));
     }
 

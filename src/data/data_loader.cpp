@@ -6,6 +6,8 @@
 namespace lockstep::data::detail {
 namespace {
 
+constexpr std::chrono::years kLongestTimeout{10};
+
 [[noreturn]] void refuse(const std::string& message) {
   throw InvalidArgument("DataLoader: " + message);
 }
@@ -29,6 +31,10 @@ BatchPlan::BatchPlan(int64_t dataset_size, DataLoaderOptions options)
   if (options_.timeout <= std::chrono::milliseconds::zero()) {
     refuse("timeout must be positive");
   }
+  // Later would overflow the clock.
+  options_.timeout =
+      std::min(options_.timeout,
+               std::chrono::ceil<std::chrono::milliseconds>(kLongestTimeout));
   if (options_.shuffle && options_.sampler) {
     refuse("shuffle and sampler exclude each other; let the sampler shuffle");
   }

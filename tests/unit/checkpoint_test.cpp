@@ -49,6 +49,14 @@ void expect_same_state(const torch::nn::Module& a, const torch::nn::Module& b) {
   compare(a.named_buffers(), b.named_buffers());
 }
 
+TEST(Checkpoint, RefusesASparseBuffer) {
+  struct Sparse : torch::nn::Module {
+    at::Tensor mask = register_buffer("mask", torch::eye(2).to_sparse());
+  };
+  const TempDir dir;
+  EXPECT_THROW(save(Sparse(), dir / "net.safetensors"), InvalidArgument);
+}
+
 TEST(Checkpoint, StoresParametersAndBuffersUnderPythonsNames) {
   const TempDir dir;
   save(make_net(), dir / "net.safetensors");

@@ -99,6 +99,15 @@ TEST(TensorDataset, GathersAsIndexSelectDoes) {
   }
 }
 
+TEST(DataLoader, TheLongestTimeoutIsNoneThatHasPassed) {
+  auto loader = DataLoader(
+      TensorDataset(torch::arange(4)),
+      {.num_workers = 1, .timeout = std::chrono::milliseconds::max()});
+  int64_t sum = 0;
+  for (auto& [x] : loader) sum += x.sum().item<int64_t>();
+  EXPECT_EQ(sum, 6);
+}
+
 TEST(TensorDataset, RefusesWhatHasNoCommonSize) {
   EXPECT_THROW(TensorDataset(torch::zeros({3}), torch::zeros({4})),
                InvalidArgument);

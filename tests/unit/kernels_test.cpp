@@ -133,13 +133,33 @@ std::vector<T> reduce_values(ReduceOp op,
 TEST(ReduceKernel, NegativeAveragesTruncateTowardZero) {
   EXPECT_EQ(reduce_values<int8_t>(
                 ReduceOp::AVG, torch::kChar, {{-3, -128, 3}, {0, -1, 4}}),
-            (std::vector<int8_t>{-1, 63, 3}));  // -129 wraps to 127
+            (std::vector<int8_t>{-1, -64, 3}));
   EXPECT_EQ(reduce_values<int32_t>(
                 ReduceOp::AVG, torch::kInt, {{-3, INT32_MAX}, {0, 0}}),
             (std::vector<int32_t>{-1, INT32_MAX / 2}));
   EXPECT_EQ(reduce_values<int64_t>(
                 ReduceOp::AVG, torch::kLong, {{-7, INT64_MAX}, {2, 0}}),
             (std::vector<int64_t>{-2, INT64_MAX / 2}));
+}
+
+TEST(ReduceKernel, AnAverageFitsWhereTheSumDoesNot) {
+  EXPECT_EQ(reduce_values<uint8_t>(
+                ReduceOp::AVG, torch::kByte, {{200, 255}, {200, 255}}),
+            (std::vector<uint8_t>{200, 255}));
+  EXPECT_EQ(
+      reduce_values<int16_t>(
+          ReduceOp::AVG, torch::kShort, {{-32768, 32767}, {-32768, 32766}}),
+      (std::vector<int16_t>{-32768, 32766}));
+  EXPECT_EQ(reduce_values<int32_t>(ReduceOp::AVG,
+                                   torch::kInt,
+                                   {{INT32_MAX, INT32_MIN, INT32_MIN},
+                                    {INT32_MAX, INT32_MIN, INT32_MIN},
+                                    {INT32_MAX, INT32_MIN, INT32_MIN + 1}}),
+            (std::vector<int32_t>{INT32_MAX, INT32_MIN, INT32_MIN + 1}));
+  EXPECT_EQ(
+      reduce_values<uint32_t>(
+          ReduceOp::AVG, torch::kUInt32, {{UINT32_MAX}, {UINT32_MAX - 2}}),
+      (std::vector<uint32_t>{UINT32_MAX - 1}));
 }
 
 TEST(ReduceKernel, IntegersWrapAsTorchDoes) {

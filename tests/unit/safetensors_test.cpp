@@ -150,6 +150,12 @@ struct Malformed {
   const char* message;  ///< part of the error
 };
 
+std::string repeated(const std::string& text, int times) {
+  std::string result;
+  for (int i = 0; i < times; ++i) result += text;
+  return result;
+}
+
 std::string entry(const std::string& fields) {
   return R"({"w":{)" + fields + "}}";
 }
@@ -245,6 +251,17 @@ INSTANTIATE_TEST_SUITE_P(
                                 R"("data_offsets":[0,0])"),
                           ""),
                   "shape is too large"},
+        Malformed{"EmptyShapeWithHugeStrides",
+                  file_of(entry(R"("dtype":"U8","shape":[0,4294967296,)"
+                                R"(4294967296],"data_offsets":[0,0])"),
+                          ""),
+                  "shape is too large"},
+        Malformed{
+            "TooManyDimensions",
+            file_of(entry(R"("dtype":"U8","shape":[1)" + repeated(",1", 64) +
+                          R"(],"data_offsets":[0,1])"),
+                    "x"),
+            "shape is too large"},
         Malformed{"WrongSize",
                   file_of(entry(R"("dtype":"F32","shape":[1],)"
                                 R"("data_offsets":[0,3])"),
@@ -360,6 +377,7 @@ TEST(AtomicSave, RemovesTheTemporariesOfDeadWritersOnly) {
   const auto in_use = dir / ".t.safetensors.tmp-4567";
   const auto other = dir / ".u.safetensors.tmp-0123";
   for (const auto& path : {stale, in_use, other}) write(path, "x");
+  ASSERT_EQ(mkfifo((dir / ".t.safetensors.tmp-89ab").c_str(), 0600), 0);
   const Fd writer(open(in_use.c_str(), O_RDONLY | O_CLOEXEC));
   ASSERT_EQ(flock(writer.get(), LOCK_EX), 0);
   save_file({{"w", torch::ones({1})}}, dir / "t.safetensors");
@@ -385,6 +403,21 @@ TEST(AtomicSave, AFailureLeavesTheOldFileAlone) {
   std::signal(SIGXFSZ, handler);
   EXPECT_TRUE(load_file(path).at("w").equal(torch::ones({1})));
   EXPECT_EQ(names_in(dir.path()), (std::vector<std::string>{"t.safetensors"}));
+}
+
+TEST(AtomicSave, KeepsTheModeAndTheLink) {
+  const TempDir dir;
+  const auto file = dir / "real.safetensors";
+  const auto link = dir / "link.safetensors";
+  save_file({{"w", torch::zeros({1})}}, file);
+  ASSERT_EQ(chmod(file.c_str(), 0600), 0);
+  std::filesystem::create_symlink("real.safetensors", link);
+  save_file({{"w", torch::ones({1})}}, link);
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_TRUE(load_file(file).at("w").equal(torch::ones({1})));
+  EXPECT_EQ(
+      std::filesystem::status(file).permissions(),
+      std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
 }
 
 TEST(AtomicSave, RefusesAFolderAsItsTarget) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <future>
 #include <thread>
 
 #include "comm/backends/shm/layout.h"
@@ -562,14 +563,25 @@ TEST(ShmBackend, WaitHasATimeoutOfItsOwn) {
 }
 
 TEST(ShmBackend, AnAsynchronousFailureSurfacesInWaitAndInTheFuture) {
-  on_ranks(2, [](const Rank& r) {
+  std::promise<void> queued;
+  on_ranks(2, [&](const Rank& r) {
+    if (r.rank == 1) queued.get_future().wait();
     Tensors tensors = {torch::zeros({r.rank + 1})};
     const auto work = r.backend.allreduce(tensors, {});
-    const auto later = r.backend.barrier({});
+    if (r.rank == 0) {
+      const auto queued_too = r.backend.barrier({});
+      queued.set_value();
+      EXPECT_THROW(queued_too->wait(), MismatchError);
+    }
     EXPECT_THROW(work->wait(), MismatchError);
     EXPECT_FALSE(work->isSuccess());
-    EXPECT_THROW(later->wait(), BackendError);
     EXPECT_TRUE(work->getFuture()->hasError());
+    try {
+      r.backend.barrier({})->wait();
+      ADD_FAILURE() << "a failed group works on";
+    } catch (const BackendError& error) {
+      EXPECT_EQ(error.context().peers, std::vector<int>{1});
+    }
   });
 }
 

@@ -32,7 +32,10 @@ struct DataLoaderOptions {
   /// Drop the last batch when it is not full.
   bool drop_last = false;
   /// Threads that make batches ahead of the program; 0: the calling thread
-  /// makes each batch when it is asked for.
+  /// makes each batch when it is asked for. Random numbers that a data set
+  /// draws from libtorch's default generator depend on the threads' order, and
+  /// so do those the program draws meanwhile: give such a data set a generator
+  /// of its own, seeded by the index.
   int num_workers = 0;
   /// Batches in flight per worker.
   int prefetch_factor = 2;

@@ -3,7 +3,7 @@
 // LOCKSTEP_AVX2 marks a function that is compiled for AVX2, FMA and F16C and
 // may be called only where `has_avx2()` holds.
 #ifdef __x86_64__
-#define LOCKSTEP_AVX2 [[gnu::target("arch=x86-64-v3")]]
+#define LOCKSTEP_AVX2 [[gnu::target("avx2,fma,f16c")]]
 #endif
 
 namespace lockstep::comm::kernels {

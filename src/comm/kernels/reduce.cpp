@@ -92,35 +92,25 @@ void combine(Loose<T>* dst, const Loose<T>* a, const Loose<T>* b, size_t n) {
   combine_loop<Op, T>(dst, a, b, n);
 }
 
-/// What `T` is divided in: exact for truncation, and in vectors where narrow.
-template <class T>
-using Dividend =
-    std::conditional_t<std::is_floating_point_v<T> || sizeof(T) == 8,
-                       T,
-                       std::conditional_t<sizeof(T) == 4, double, float>>;
-
 template <class T>
 [[gnu::always_inline]] inline void divide_loop(Loose<T>* values,
                                                size_t n,
-                                               Dividend<T> divisor) {
+                                               T divisor) {
   for (size_t i = 0; i < n; ++i) {
-    const auto value = static_cast<Dividend<T>>(values[i].value);
-    values[i].value = static_cast<T>(value / divisor);
+    values[i].value = static_cast<T>(values[i].value / divisor);
   }
 }
 
 #ifdef __x86_64__
 template <class T>
-LOCKSTEP_AVX2 void divide_avx2(Loose<T>* values,
-                               size_t n,
-                               Dividend<T> divisor) {
+LOCKSTEP_AVX2 void divide_avx2(Loose<T>* values, size_t n, T divisor) {
   divide_loop<T>(values, n, divisor);
 }
 #endif
 
 template <class T>
 void divide(Loose<T>* values, size_t n, int divisor) {
-  const auto by = static_cast<Dividend<T>>(divisor);
+  const auto by = static_cast<T>(divisor);
 #ifdef __x86_64__
   if (has_avx2()) return divide_avx2<T>(values, n, by);
 #endif
@@ -135,9 +125,46 @@ struct Arguments {
   bool average;
 };
 
+/// The average of integers that a double holds exactly, as it does the sum of
+/// any number of ranks: it cannot overflow.
+template <class T>
+[[gnu::always_inline]] inline void average_loop(const Arguments& args) {
+  double sum[kBlock];
+  for (size_t start = 0; start < args.numel; start += kBlock) {
+    const size_t n = std::min(kBlock, args.numel - start);
+    std::fill_n(sum, n, 0.0);
+    for (int s = 0; s < args.n_srcs; ++s) {
+      const auto* source = static_cast<const Loose<T>*>(args.srcs[s]) + start;
+      for (size_t i = 0; i < n; ++i) sum[i] += source[i].value;
+    }
+    auto* out = static_cast<Loose<T>*>(args.dst) + start;
+    for (size_t i = 0; i < n; ++i) {
+      out[i].value = static_cast<T>(sum[i] / args.n_srcs);
+    }
+  }
+}
+
+#ifdef __x86_64__
+template <class T>
+LOCKSTEP_AVX2 void average_avx2(const Arguments& args) {
+  average_loop<T>(args);
+}
+#endif
+
+template <class T>
+void average(const Arguments& args) {
+#ifdef __x86_64__
+  if (has_avx2()) return average_avx2<T>(args);
+#endif
+  average_loop<T>(args);
+}
+
 template <class T>
 void reduce_as(const Arguments& args, auto op) {
   using Op = decltype(op);
+  if constexpr (std::is_integral_v<T> && sizeof(T) <= 4) {
+    if (args.average) return average<T>(args);
+  }
   Loose<T> accumulator[kBlock];
   for (size_t start = 0; start < args.numel; start += kBlock) {
     const size_t n = std::min(kBlock, args.numel - start);

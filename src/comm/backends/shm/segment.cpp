@@ -6,6 +6,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "comm/backends/shm/memory_left.h"
 #include "comm/liveness.h"
@@ -40,6 +43,18 @@ char* map_shared(int fd, size_t size) {
   return static_cast<char*>(data);
 }
 
+/// Tells the segments of this process apart.
+using Id = std::pair<dev_t, ino_t>;
+
+Id id_of(int fd) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) fail("fstat", errno);
+  return {status.st_dev, status.st_ino};
+}
+
+std::mutex open_mutex;
+std::map<Id, std::weak_ptr<Segment>> open_segments;
+
 }  // namespace
 
 std::shared_ptr<Segment> Segment::create(size_t bytes) {
@@ -60,8 +75,7 @@ std::shared_ptr<Segment> Segment::create(size_t bytes) {
     fail("fallocate of " + std::to_string(bytes) + " bytes", errno);
   }
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) fail("F_ADD_SEALS", errno);
-  char* data = map_shared(fd.get(), bytes);
-  return std::shared_ptr<Segment>(new Segment(std::move(fd), data, bytes));
+  return open(std::move(fd), bytes);
 }
 
 std::shared_ptr<Segment> Segment::map(Fd fd, size_t bytes) {
@@ -77,8 +91,20 @@ std::shared_ptr<Segment> Segment::map(Fd fd, size_t bytes) {
             " bytes; do all ranks run the same program?",
         {.backend = "shm"});
   }
+  return open(std::move(fd), bytes);
+}
+
+std::shared_ptr<Segment> Segment::open(Fd fd, size_t bytes) {
+  const std::lock_guard lock(open_mutex);
+  std::erase_if(open_segments,
+                [](const auto& entry) { return entry.second.expired(); });
+  auto& entry = open_segments[id_of(fd.get())];
+  if (auto segment = entry.lock()) return segment;
   char* data = map_shared(fd.get(), bytes);
-  return std::shared_ptr<Segment>(new Segment(std::move(fd), data, bytes));
+  const std::shared_ptr<Segment> segment(
+      new Segment(std::move(fd), data, bytes));
+  entry = segment;
+  return segment;
 }
 
 Segment::Segment(Fd fd, char* data, size_t size)

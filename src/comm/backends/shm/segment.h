@@ -16,6 +16,8 @@ namespace lockstep::comm::shm {
 
 /// One mapping of an anonymous shared segment (memfd: CLOEXEC, sealed against
 /// resizing, MADV_DONTFORK, its pages reserved). Unmapped with the last owner.
+/// Ranks that are threads of one process share the mapping, so that tools which
+/// tell memory by its address see them meet.
 class Segment {
  public:
   /// Makes a zeroed segment. Throws BackendError with the bytes needed and the
@@ -30,6 +32,7 @@ class Segment {
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
  private:
+  static std::shared_ptr<Segment> open(Fd fd, size_t bytes);
   Segment(Fd fd, char* data, size_t size);
   Fd fd_;
   char* data_;

@@ -271,13 +271,18 @@ class ShmBackend final : public c10d::Backend {
     }
     auto work = c10::make_intrusive<ShmWork>(
         context(operation), type, std::move(outputs), std::move(inputs));
-    auto guarded = [this, operation, body = std::move(body)](
-                       const Tensors& to, const Tensors& from) {
-      if (failure_) refuse(operation);
+    auto guarded = [this,
+                    operation,
+                    was_failed = failed_.load(std::memory_order_relaxed),
+                    body = std::move(body)](const Tensors& to,
+                                            const Tensors& from) {
+      if (failure_ && was_failed) refuse(operation);
+      if (failure_) std::rethrow_exception(failure_);
       try {
         body(to, from);
-      } catch (const std::exception& error) {
-        failure_ = error.what();
+      } catch (...) {
+        failure_ = std::current_exception();
+        failed_ = true;
         throw;
       }
     };
@@ -292,12 +297,23 @@ class ShmBackend final : public c10d::Backend {
     return work;
   }
 
+  /// What is called after the failure; what was queued before shares its error.
   [[noreturn]] void refuse(Operation operation) const {
+    auto refused = context(operation);
+    std::string reason;
+    try {
+      std::rethrow_exception(failure_);
+    } catch (const Error& error) {
+      refused.peers = error.context().peers;
+      reason = error.what();
+    } catch (const std::exception& error) {
+      reason = error.what();
+    }
     throw BackendError(
         "the group cannot be used after it failed; call destroy_process_group "
         "and init_process_group again. The failure was: " +
-            *failure_,
-        context(operation));
+            reason,
+        std::move(refused));
   }
 
   template <class Opts>
@@ -421,7 +437,8 @@ class ShmBackend final : public c10d::Backend {
   std::atomic<bool> closed_{false};
   // Both belong to the operation under way.
   Channel channel_;
-  std::optional<std::string> failure_;
+  std::exception_ptr failure_;  ///< of the thread that holds the sequencer
+  std::atomic<bool> failed_{false};
   Sequencer sequencer_;
 };
 
