@@ -26,10 +26,8 @@ class Allocator final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     if (void* data = take_slot(bytes)) return owned(data, bytes, &free_slot);
-    if (bytes > BlockCache::kSmallest) {
-      if (void* data = block_cache().take(bytes)) {
-        return owned(data, bytes, &free_block);
-      }
+    if (void* data = bytes > 0 ? block_cache().take(bytes) : nullptr) {
+      return owned(data, bytes, &free_block);
     }
     return previous_->allocate(bytes);
   }

@@ -15,7 +15,7 @@ constexpr size_t kHuge = size_t{4} << 20;
 /// From this size on a larger block may serve a request.
 constexpr size_t kSharing = size_t{64} << 10;
 constexpr uint32_t kClassesPerOctave = 4;
-constexpr int kSmallestBits = 8;
+constexpr int kSmallestBits = 7;
 
 char* map(size_t bytes) noexcept {
   // Aligned by hand: the kernel aligns to small pages only.

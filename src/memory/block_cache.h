@@ -26,8 +26,6 @@ class BlockCache {
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  /// Smaller ones are better served by malloc's caches per thread.
-  static constexpr size_t kSmallest = 1024;
   static constexpr size_t kAlignment = 64;
 
   /// While off, as at first, nothing is handed out and freed blocks go to the

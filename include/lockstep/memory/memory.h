@@ -9,9 +9,9 @@
 ///
 /// Stock libtorch takes every large tensor from the kernel and gives it back a
 /// moment later, and pays for the page faults in every step. With the policy on
-/// the memory of freed CPU tensors above 1 KiB is kept and used again, as
-/// CUDA's caching allocator does for device memory, and tensors of 4 MiB and
-/// more ask the kernel for huge pages. What is kept never makes the tensors'
+/// the memory of freed CPU tensors is kept and used again, as CUDA's caching
+/// allocator does for device memory, and tensors of 4 MiB and more ask the
+/// kernel for huge pages. What is kept never makes the tensors'
 /// memory exceed 1.25 times the most that was in use at once.
 ///
 /// It concerns all CPU tensors of the process, so it never starts by linking
