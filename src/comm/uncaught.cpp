@@ -10,6 +10,7 @@
 
 #include "comm/liveness/registry.h"
 #include "comm/liveness/watcher.h"
+#include "launch/error_file.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -56,6 +57,8 @@ Uncaught current() {
     const auto line = '[' + who + "] " + uncaught.text + '\n';
     [[maybe_unused]] const auto written =
         ::write(STDERR_FILENO, line.data(), line.size());
+    // Before the peers hear of it, so that theirs are the later errors.
+    launcher::record_error(uncaught.text, uncaught.consequence);
     liveness::visit_registry([&](liveness::Watcher& watcher) {
       if (uncaught.consequence) {
         watcher.leave();

@@ -8,6 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "lockstep/core/log.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -43,7 +48,9 @@ std::vector<int> Outcome::exit_codes() const {
 }
 
 Agent::Agent(int workers, const AgentOptions& options)
-    : options_(options), guard_(static_cast<size_t>(workers)) {
+    : options_(options),
+      guard_(static_cast<size_t>(workers)),
+      signals_(options.own_process) {
   workers_.reserve(static_cast<size_t>(workers));
 }
 
@@ -54,8 +61,11 @@ Agent::~Agent() {
   }
 }
 
-void Agent::start(const ProcessSpec& spec) {
-  workers_.push_back({.process = start_process(spec, guard_)});
+void Agent::start(ProcessSpec spec) {
+  ErrorFile error_file;
+  spec.environment["TORCHELASTIC_ERROR_FILE"] = error_file.path();
+  workers_.push_back({.process = start_process(spec, guard_),
+                      .error_file = std::move(error_file)});
 }
 
 void Agent::read(Fd fd, Reader reader, const Sink* sink) {
@@ -72,6 +82,7 @@ Outcome Agent::run() {
   }
   read_rest();
   write_rest();
+  if (failing_) find_first_failure();
   return std::move(outcome_);
 }
 
@@ -99,7 +110,7 @@ int Agent::poll_timeout() const {
 
 void Agent::wait_for_events() {
   std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0},
-                             {options_.stop_fd, POLLIN, 0}};
+                             {grace_ ? -1 : options_.stop_fd, POLLIN, 0}};
   for (const Worker& worker : workers_) {
     if (!worker.exited) fds.push_back({worker.process.pidfd.get(), POLLIN, 0});
   }
@@ -120,14 +131,11 @@ void Agent::wait_for_events() {
       sources_.erase(polled[i]);
     }
   }
-  for (Sink* sink : sinks_) sink->flush();
+  for (Sink* sink : sinks_) flush(*sink);
   while (const auto signal = signals_.next()) handle_signal(*signal);
-  if (fds[1].revents != 0 && !grace_) {
-    outcome_.stop_requested = true;
-    stop(SIGTERM);
-  }
+  if (fds[1].revents != 0) stop(SIGTERM);
   note_exits();
-  if (::getpid() == 1) reap_strangers();
+  if (options_.own_process && ::getpid() == 1) reap_strangers();
 }
 
 /// False at the end of the source.
@@ -157,10 +165,25 @@ void Agent::read_rest() {
   sources_.clear();
 }
 
+/// When the reader of our output has left, the job is over, as it would be for
+/// a program that writes by itself.
+void Agent::flush(Sink& sink) {
+  const int before = sink.error();
+  sink.flush();
+  if (sink.error() == before) return;
+  if (sink.error() != EPIPE) {
+    log::error("the workers' output is lost from here on: " +
+               std::generic_category().message(sink.error()));
+  } else if (!grace_) {
+    outcome_.signal = SIGPIPE;
+    stop(SIGTERM);
+  }
+}
+
 /// Waits for a slow reader of our output, until it takes it or a signal comes.
 void Agent::write_rest() {
   for (Sink* sink : sinks_) {
-    for (sink->flush(); sink->pending(); sink->flush()) {
+    for (flush(*sink); sink->pending(); flush(*sink)) {
       pollfd fds[] = {{sink->fd(), POLLOUT, 0}, {signals_.fd(), POLLIN, 0}};
       ::poll(fds, 2, -1);
       if (fds[1].revents == 0) continue;
@@ -186,6 +209,7 @@ void Agent::handle_signal(int signal) {
 }
 
 void Agent::note_exits() {
+  const auto now = Clock::now();
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].exited) continue;
     siginfo_t info = {};
@@ -196,16 +220,22 @@ void Agent::note_exits() {
       info.si_code = CLD_EXITED;
       info.si_status = 1;
     }
-    if (info.si_pid != 0) note_exit(static_cast<int>(i), info);
+    if (info.si_pid != 0) note_exit(static_cast<int>(i), info, now);
   }
+  if (failing_) stop(SIGTERM);
 }
 
-void Agent::note_exit(int local_rank, const siginfo_t& info) {
+void Agent::note_exit(int local_rank,
+                      const siginfo_t& info,
+                      Clock::time_point now) {
   Worker& worker = workers_[static_cast<size_t>(local_rank)];
   worker.exited = true;
   // What it still had to say belongs before the judgement on it.
   for (Source& source : sources_) read_some(source);
-  WorkerExit exit = {.local_rank = local_rank, .pid = worker.process.pid};
+  WorkerExit exit = {.local_rank = local_rank,
+                     .pid = worker.process.pid,
+                     .error = worker.error_file.read()};
+  exit.time = exit.error.time.value_or(now);
   if (info.si_code == CLD_EXITED) {
     exit.exit_code = info.si_status;
   } else {
@@ -213,13 +243,42 @@ void Agent::note_exit(int local_rank, const siginfo_t& info) {
     exit.exit_code = kSignalExit + info.si_status;
     exit.stopped = worker.sent == info.si_status;
   }
-  outcome_.exits.push_back(exit);
-  const bool early = exit.exit_code == 0 && options_.exited_early &&
+  const bool asked = worker.sent != 0;
+  const bool early = exit.exit_code == 0 && !asked && options_.exited_early &&
                      options_.exited_early(local_rank);
-  if ((exit.exit_code != 0 || early) && !grace_) {
-    outcome_.failure = outcome_.exits.size() - 1;
-    stop(SIGTERM);
-  }
+  const bool as_asked = asked && exit.error.message.empty() &&
+                        exit.exit_code == kSignalExit + worker.sent;
+  exit.failed = early || (exit.exit_code != 0 && !as_asked);
+  if (exit.failed && !grace_) failing_ = true;
+  outcome_.exits.push_back(std::move(exit));
+}
+
+/// The cause may take longer to end than its consequences, while it dumps core
+/// for one: only the time of its error tells. Of two ends that were noticed
+/// together, a death by a signal is sooner the cause than an exit.
+void Agent::find_first_failure() {
+  auto& exits = outcome_.exits;
+  std::stable_sort(
+      exits.begin(), exits.end(), [](const auto& a, const auto& b) {
+        return a.time < b.time;
+      });
+  const auto order = [](const WorkerExit& exit) {
+    return std::tuple(!exit.failed,
+                      exit.error.consequence,
+                      exit.time,
+                      exit.signal == 0,
+                      exit.local_rank);
+  };
+  const auto first = std::min_element(
+      exits.begin(), exits.end(), [&](const auto& a, const auto& b) {
+        return order(a) < order(b);
+      });
+  const auto place =
+      std::find_if(exits.begin(), exits.end(), [](const WorkerExit& exit) {
+        return exit.failed;
+      });
+  outcome_.failure = static_cast<size_t>(place - exits.begin());
+  std::rotate(place, first, first + 1);
 }
 
 /// As process 1 of a container, orphans of the workers are ours to reap.

@@ -12,6 +12,7 @@
 
 #include "core/clock.h"
 #include "core/fd.h"
+#include "launch/error_file.h"
 #include "launch/guard.h"
 #include "launch/output.h"
 #include "launch/process.h"
@@ -20,6 +21,9 @@
 namespace lockstep::launcher {
 
 struct AgentOptions {
+  /// This process is the launcher's own, not a program that calls it: orphans
+  /// that it gets as process 1 are reaped, and see `SignalRelay`.
+  bool own_process = false;
   /// Time between asking the workers to stop and killing them.
   std::chrono::milliseconds grace = std::chrono::seconds(30);
   /// Stops the job when it is over. Unset: no bound.
@@ -37,6 +41,9 @@ struct WorkerExit {
   int exit_code = 0;     ///< its own, or 128 + signal
   int signal = 0;        ///< that ended it
   bool stopped = false;  ///< the signal was the agent's
+  bool failed = false;   ///< of its own accord
+  RecordedError error = {};
+  Clock::time_point time = {};  ///< of its error, else of its end
 };
 
 /// "exit code 3", "killed by SIGSEGV", "stopped by SIGTERM".
@@ -47,10 +54,8 @@ struct Outcome {
   std::vector<WorkerExit> exits;  ///< in order of time
   int signal = 0;                 ///< to this process, that stopped the job
   bool timed_out = false;
-  bool stop_requested = false;
-
-  /// Index in `exits` of the worker that failed while nothing had asked it to
-  /// stop.
+  /// Index in `exits` of the failure that stopped the job: the earliest that is
+  /// not a consequence of another.
   std::optional<size_t> failure = {};
 
   /// Exit codes by local rank.
@@ -68,9 +73,10 @@ class Agent {
   /// Kills what is left.
   ~Agent();
 
-  /// Starts the next local rank. Throws LaunchError when it cannot be executed;
-  /// workers that were started before are killed by the destructor.
-  void start(const ProcessSpec& spec);
+  /// Starts the next local rank and gives it an error file. Throws LaunchError
+  /// when it cannot be executed; workers that were started before are killed by
+  /// the destructor.
+  void start(ProcessSpec spec);
   /// Reads `fd` to its end in `run`, while `sink`, if any, has room.
   void read(Fd fd, Reader reader, const Sink* sink = nullptr);
   /// Writes what is pending in `sink` in `run`. Borrowed.
@@ -83,6 +89,7 @@ class Agent {
  private:
   struct Worker {
     Process process;
+    ErrorFile error_file;
     bool exited = false;
     bool reaped = false;
     int sent = 0;  ///< the last signal that the agent sent to stop it
@@ -98,11 +105,13 @@ class Agent {
   void wait_for_events();
   int poll_timeout() const;
   static bool read_some(Source& source);
+  void flush(Sink& sink);
   void read_rest();
   void write_rest();
   void handle_signal(int signal);
   void note_exits();
-  void note_exit(int local_rank, const siginfo_t& info);
+  void note_exit(int local_rank, const siginfo_t& info, Clock::time_point now);
+  void find_first_failure();
   void reap_strangers();
   void reap_empty_groups();
   void reap(Worker& worker);
@@ -120,6 +129,7 @@ class Agent {
   std::vector<Sink*> sinks_;
   Outcome outcome_;
   std::optional<Deadline> time_limit_;
+  bool failing_ = false;             ///< a failure stopped the job
   std::optional<Deadline> grace_;    ///< runs since the workers must stop
   std::optional<Deadline> killing_;  ///< runs since they were killed
 };

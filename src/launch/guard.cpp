@@ -18,9 +18,14 @@ namespace {
 /// The guard's whole life, in a fork of a process that may have threads: only
 /// async-signal-safe calls. A positive number adds a group, a negative one
 /// removes it.
-[[noreturn]] void guard_groups(int socket, pid_t* groups, size_t capacity) {
+[[noreturn]] void guard_groups(int socket,
+                               int other_end,
+                               pid_t* groups,
+                               size_t capacity) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_NAME, "lockstep-guard");
+  // By itself, since old kernels know no close_range.
+  ::close(other_end);
   ::dup2(socket, STDIN_FILENO);
   ::close_range(1, ~0U, 0);
   for (;;) {
@@ -58,7 +63,9 @@ Guard::Guard(size_t capacity) {
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   pid_ = ::_Fork();
-  if (pid_ == 0) guard_groups(guards_end.get(), groups.data(), capacity);
+  if (pid_ == 0) {
+    guard_groups(guards_end.get(), ends[1], groups.data(), capacity);
+  }
   const int error = errno;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid_ < 0) {

@@ -4,12 +4,15 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <deque>
+#include <system_error>
+#include <utility>
 
 #include "core/host.h"
 #include "launch/agent.h"
 #include "launch/cpus.h"
-#include "launch/error_file.h"
+#include "launch/launch_as.h"
 #include "launch/output.h"
 #include "launch/pipe.h"
 #include "launch/port.h"
@@ -54,6 +57,8 @@ void check(const LaunchConfig& config) {
   if (config.grace.count() < 0) {
     throw InvalidArgument("the grace time cannot be negative");
   }
+  if (config.nnodes > 1) refuse_loopback_name(config.master_addr);
+  need_exit_statuses();
 }
 
 /// A worker of rank 0 that draws a progress bar draws it for our terminal.
@@ -92,13 +97,14 @@ Job job_of(const LaunchConfig& config, const ReservedPort& port) {
 /// The workers of this node, from their start to their end.
 class NodeRun {
  public:
-  explicit NodeRun(const LaunchConfig& config)
+  NodeRun(const LaunchConfig& config, bool own_process)
       : paths_(find_programs(config.programs)),
         port_(config.node_rank == 0
                   ? reserve_port(config.master_addr, config.master_port)
                   : ReservedPort()),
         job_(job_of(config, port_)),
-        agent_(job_.local_world_size, {.grace = config.grace}) {
+        agent_(job_.local_world_size,
+               {.own_process = own_process, .grace = config.grace}) {
     agent_.write(out_);
     agent_.write(err_);
     for (size_t part = 0; part < paths_.size(); ++part) {
@@ -119,6 +125,14 @@ class NodeRun {
                         {.peers = {job_.rank(first.local_rank)}},
                         first.exit_code);
     }
+    for (const Sink* sink : {&out_, &err_}) {
+      if (sink->error() != 0 && sink->error() != EPIPE) {
+        throw LaunchError(
+            "the workers' output was lost: cannot write standard " +
+            std::string(sink == &out_ ? "output" : "error") + ": " +
+            std::generic_category().message(sink->error()));
+      }
+    }
     return {.exit_codes = outcome.exit_codes(), .signal = outcome.signal};
   }
 
@@ -126,7 +140,6 @@ class NodeRun {
   struct Worker {
     LineSplitter out;
     LineSplitter err;
-    ErrorFile error_file = {};
   };
 
   /// Starts the next local rank.
@@ -146,12 +159,11 @@ class NodeRun {
         .in = rank == 0 && !stdin_is_terminal_ ? STDIN_FILENO : nothing_.get(),
         .out = out.write_end.get(),
         .err = err.write_end.get()};
-    spec.environment["TORCHELASTIC_ERROR_FILE"] = worker.error_file.path();
     if (rank == 0) {
       pass_on(port_, spec);
       describe_terminal(spec.environment, prefix.size());
     }
-    agent_.start(spec);
+    agent_.start(std::move(spec));
     relay(std::move(out.read_end), worker.out, out_);
     relay(std::move(err.read_end), worker.err, err_);
   }
@@ -165,7 +177,7 @@ class NodeRun {
         &sink);
   }
 
-  /// The first failure in time, then what came after it.
+  /// The first failure in time, then how the others ended.
   std::string report(const Outcome& outcome) const {
     const WorkerExit& first = outcome.exits[*outcome.failure];
     const Worker& worker = workers_[static_cast<size_t>(first.local_rank)];
@@ -174,8 +186,9 @@ class NodeRun {
                        std::to_string(first.local_rank) + ", pid " +
                        std::to_string(first.pid) + ", host " + host_name() +
                        ")";
-    const std::string message = worker.error_file.message();
-    if (!message.empty()) text += "\n  its error: " + message;
+    if (!first.error.message.empty()) {
+      text += "\n  its error: " + first.error.message;
+    }
     const auto& last_lines = worker.err.tail();
     if (!last_lines.empty()) text += "\n  its last lines on stderr:";
     for (const std::string& line : last_lines) text += "\n    " + line;
@@ -204,8 +217,12 @@ class NodeRun {
 }  // namespace
 
 LaunchResult launch(const LaunchConfig& config) {
+  return launcher::launch(config, false);
+}
+
+LaunchResult launcher::launch(const LaunchConfig& config, bool own_process) {
   check(config);
-  return NodeRun(config)();
+  return NodeRun(config, own_process)();
 }
 
 }  // namespace lockstep

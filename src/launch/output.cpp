@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <climits>
 
+#include "core/block_sigpipe.h"
+
 namespace lockstep::launcher {
 namespace {
 
@@ -55,21 +57,23 @@ void Sink::bar(std::string_view prefix, std::string_view text) {
 }
 
 void Sink::flush() {
-  while (!pending_.empty()) {
+  if (pending_.empty()) return;
+  const BlockSigpipe block;
+  while (error_ == 0 && !pending_.empty()) {
     pollfd ready = {fd_, POLLOUT, 0};
-    if (!broken_ && ::poll(&ready, 1, 0) == 0) return;
+    if (::poll(&ready, 1, 0) == 0) return;
     // A pipe that is ready takes this much without blocking.
     const size_t size = std::min<size_t>(pending_.size(), PIPE_BUF);
-    const ssize_t written = broken_ ? static_cast<ssize_t>(pending_.size())
-                                    : ::write(fd_, pending_.data(), size);
+    const ssize_t written = ::write(fd_, pending_.data(), size);
     if (written > 0) {
       pending_.erase(0, static_cast<size_t>(written));
     } else if (errno == EAGAIN) {
       return;
     } else if (errno != EINTR) {
-      broken_ = true;
+      error_ = errno;
     }
   }
+  if (error_ != 0) pending_.clear();
 }
 
 LineSplitter::LineSplitter(Sink& sink, std::string prefix)

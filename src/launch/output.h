@@ -23,6 +23,8 @@ class Sink {
   [[nodiscard]] bool is_terminal() const { return terminal_; }
   [[nodiscard]] bool pending() const { return !pending_.empty(); }
   [[nodiscard]] bool full() const;
+  /// The errno of the write that failed, 0 before: all output since is lost.
+  [[nodiscard]] int error() const { return error_; }
   /// Writes what the reader takes now.
   void flush();
 
@@ -31,7 +33,7 @@ class Sink {
 
   int fd_;
   bool terminal_;
-  bool broken_ = false;
+  int error_ = 0;
   std::string pending_;
   std::string bar_;
 };

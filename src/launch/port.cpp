@@ -1,5 +1,6 @@
 #include "launch/port.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -50,18 +51,31 @@ Addresses resolve(const std::string& host, int port) {
   return {found, freeaddrinfo};
 }
 
-/// Fails when another launcher claims the same address and port.
-Fd claim(const addrinfo& address) {
+std::string text_of(const addrinfo& address) {
   char host[NI_MAXHOST] = {};
-  char port[NI_MAXSERV] = {};
   ::getnameinfo(address.ai_addr,
                 address.ai_addrlen,
                 host,
                 sizeof(host),
-                port,
-                sizeof(port),
-                NI_NUMERICHOST | NI_NUMERICSERV);
-  const auto text = "lockstep-port-" + std::string(host) + '-' + port;
+                nullptr,
+                0,
+                NI_NUMERICHOST);
+  return host;
+}
+
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET6) {
+    const auto& ip = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(&ip);
+  }
+  const auto& ip = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+  return ntohl(ip.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+/// Fails when another launcher claims the same address and port.
+Fd claim(const addrinfo& address, int port) {
+  const auto text =
+      "lockstep-port-" + text_of(address) + '-' + std::to_string(port);
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un name = {};
   name.sun_family = AF_UNIX;
@@ -99,7 +113,7 @@ ReservedPort reserve_port(const std::string& host, int port) {
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
     ReservedPort reserved;
     reserved.socket = bind_to(*a);
-    if (reserved.socket && port != 0) reserved.claim = claim(*a);
+    if (reserved.socket && port != 0) reserved.claim = claim(*a, port);
     if (reserved.socket && (port == 0 || reserved.claim)) {
       reserved.port = port_of(reserved.socket.get());
       return reserved;
@@ -107,6 +121,22 @@ ReservedPort reserve_port(const std::string& host, int port) {
     last_error = errno;
   }
   refuse(host, port, last_error);
+}
+
+void refuse_loopback_name(const std::string& host) {
+  in6_addr literal = {};
+  if (::inet_pton(AF_INET, host.c_str(), &literal) == 1 ||
+      ::inet_pton(AF_INET6, host.c_str(), &literal) == 1) {
+    return;
+  }
+  const Addresses addresses = resolve(host, 0);
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    if (!is_loopback(*a->ai_addr)) return;
+  }
+  throw InvalidArgument(
+      "master address \"" + host + "\" is " + text_of(*addresses) +
+      " on this host, which other nodes cannot reach; give --master-addr an "
+      "address of node 0 that they know (`hostname -I` lists them)");
 }
 
 void pass_on(const ReservedPort& port, ProcessSpec& spec) {

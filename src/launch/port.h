@@ -22,6 +22,11 @@ struct ReservedPort {
 /// is taken or not an address of this host.
 ReservedPort reserve_port(const std::string& host, int port);
 
+/// Throws InvalidArgument for a name that means loopback on this host, as
+/// Debian's /etc/hosts has it for the host's own: other nodes would look for
+/// the store on themselves. An address in figures is taken as it is.
+void refuse_loopback_name(const std::string& host);
+
 /// Lets the process inherit the socket, its descriptor in LOCKSTEP_MASTER_FD.
 void pass_on(const ReservedPort& port, ProcessSpec& spec);
 

@@ -124,6 +124,17 @@ std::string find_program(const std::string& name) {
   throw LaunchError(message, {}, 127);
 }
 
+void need_exit_statuses() {
+  struct sigaction action = {};
+  ::sigaction(SIGCHLD, nullptr, &action);
+  const bool ignored =
+      (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_IGN;
+  if (!ignored && (action.sa_flags & SA_NOCLDWAIT) == 0) return;
+  throw InvalidArgument(
+      "this program ignores SIGCHLD, so that the exit codes of processes are "
+      "lost; call signal(SIGCHLD, SIG_DFL) before it starts any");
+}
+
 Process start_process(const ProcessSpec& spec, const Guard& guard) {
   std::vector<std::string> arguments = spec.argv;
   std::vector<std::string> variables;

@@ -33,6 +33,10 @@ struct Process {
 /// Throws LaunchError with exit code 127 (not found) or 126 (not executable).
 std::string find_program(const std::string& name);
 
+/// Throws InvalidArgument when this program ignores SIGCHLD: how a process
+/// ended would be lost.
+void need_exit_statuses();
+
 /// Starts a process as leader of its own group, watched by the guard, with
 /// default signal handling. It is killed when the calling thread ends. Throws
 /// LaunchError with exit code 127 or 126 when it cannot be executed.

@@ -25,17 +25,19 @@ void relay(int signal) {
   errno = error;
 }
 
-bool is_default(const struct sigaction& action, int signal) {
+bool is_ours(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == relay;
+}
+
+bool is_free(const struct sigaction& action, int signal, bool own_process) {
   if ((action.sa_flags & SA_SIGINFO) != 0) return false;
-  // A shell without job control starts background commands with SIGINT
-  // ignored; a launcher there must still be stoppable.
   return action.sa_handler == SIG_DFL ||
-         (action.sa_handler == SIG_IGN && signal != SIGHUP);
+         (action.sa_handler == SIG_IGN && own_process && signal != SIGHUP);
 }
 
 }  // namespace
 
-SignalRelay::SignalRelay() : pipe_(make_pipe(O_NONBLOCK)) {
+SignalRelay::SignalRelay(bool own_process) : pipe_(make_pipe(O_NONBLOCK)) {
   int none = -1;
   if (!relay_end.compare_exchange_strong(none, pipe_.write_end.get())) return;
   struct sigaction action = {};
@@ -44,7 +46,7 @@ SignalRelay::SignalRelay() : pipe_(make_pipe(O_NONBLOCK)) {
   ::sigfillset(&action.sa_mask);
   for (size_t i = 0; i < kSignals.size(); ++i) {
     ::sigaction(kSignals[i], nullptr, &previous[i]);
-    installed[i] = is_default(previous[i], kSignals[i]);
+    installed[i] = is_free(previous[i], kSignals[i], own_process);
     if (installed[i]) ::sigaction(kSignals[i], &action, nullptr);
   }
 }
@@ -52,7 +54,11 @@ SignalRelay::SignalRelay() : pipe_(make_pipe(O_NONBLOCK)) {
 SignalRelay::~SignalRelay() {
   if (relay_end.load() != pipe_.write_end.get()) return;
   for (size_t i = 0; i < kSignals.size(); ++i) {
-    if (installed[i]) ::sigaction(kSignals[i], &previous[i], nullptr);
+    struct sigaction current = {};
+    ::sigaction(kSignals[i], nullptr, &current);
+    if (installed[i] && is_ours(current)) {
+      ::sigaction(kSignals[i], &previous[i], nullptr);
+    }
     installed[i] = false;
   }
   relay_end.store(-1);

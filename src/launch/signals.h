@@ -8,12 +8,14 @@ namespace lockstep::launcher {
 
 /// Turns signals to this process into numbers that a loop reads: SIGINT,
 /// SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2. Works in a process with threads.
-/// Signals that the program handles itself, and a SIGHUP that is ignored
-/// (nohup), are left alone. Restores everything at the end. Only the first
-/// relay of a process gets signals.
+/// Signals that the program handles or ignores itself are left alone, but a
+/// shell without job control starts background commands with SIGINT and SIGQUIT
+/// ignored: in the launcher's own process only an ignored SIGHUP (nohup)
+/// counts. Restores at the end what is still its own. Only the first relay of a
+/// process gets signals.
 class SignalRelay {
  public:
-  SignalRelay();
+  explicit SignalRelay(bool own_process);
   ~SignalRelay();
   SignalRelay(const SignalRelay&) = delete;
   SignalRelay& operator=(const SignalRelay&) = delete;

@@ -22,6 +22,7 @@
 #include "launch/agent.h"
 #include "launch/cluster_environment.h"
 #include "launch/cpus.h"
+#include "launch/error_file.h"
 #include "launch/pipe.h"
 #include "launch/port.h"
 #include "launch/process.h"
@@ -54,7 +55,7 @@ using namespace launcher;
 /// Tells a process that it is a child: "call:arguments:report:parent", the
 /// number of the call of spawn, two descriptors and a process id.
 constexpr const char* kMarker = "LOCKSTEP_SPAWN";
-/// First byte of a child's report; the text of its exception follows.
+/// What a child reports when it has reached the call.
 constexpr char kReached = 'R';
 
 struct Child {
@@ -128,15 +129,17 @@ std::string read_all(int fd) {
   return bytes;
 }
 
-[[noreturn]] void leave_with_error(const Child& child,
-                                   const LaunchContext& context,
-                                   const std::string& text) {
+[[noreturn]] void leave_with_error(const LaunchContext& context,
+                                   const std::string& text,
+                                   bool consequence = false) {
+  // Before the peers hear of it, so that theirs are the later errors.
+  record_error(text, consequence);
   const std::string line = "[rank " + std::to_string(context.rank) + '/' +
                            std::to_string(context.world_size) + "] " + text +
                            '\n';
-  write_all(STDERR_FILENO, line);
+  [[maybe_unused]] const ssize_t size =
+      ::write(STDERR_FILENO, line.data(), line.size());
   announce_failure(text);
-  write_all(child.report, text);
   std::exit(1);
 }
 
@@ -155,11 +158,12 @@ std::string read_all(int fd) {
     }
     const auto arguments = Serializer<std::string>::read(reader);
     call.invoke(context, arguments);
+  } catch (const PeerLost& error) {
+    leave_with_error(context, error.what(), true);
   } catch (const std::exception& error) {
-    leave_with_error(child, context, error.what());
+    leave_with_error(context, error.what());
   } catch (...) {
-    leave_with_error(
-        child, context, "an exception that is not a std::exception");
+    leave_with_error(context, "an exception that is not a std::exception");
   }
   std::exit(0);
 }
@@ -203,13 +207,12 @@ Fd arguments_file(const std::string& signature, const std::string& arguments) {
                     128 + signal);
 }
 
-std::string failure_text(const WorkerExit& exit, const std::string& report) {
-  if (report.empty()) {
-    return describe(exit) +
-           " before it reached this call of spawn; a child runs main again, so "
-           "the code before the call must lead there in every process";
-  }
-  return report.size() > 1 ? report.substr(1) : describe(exit);
+std::string failure_text(const WorkerExit& exit, bool reached) {
+  if (!exit.error.message.empty()) return exit.error.message;
+  if (reached) return describe(exit);
+  return describe(exit) +
+         " before it reached this call of spawn; a child runs main again, so "
+         "the code before the call must lead there in every process";
 }
 
 /// One run of children, from their start to their end.
@@ -265,7 +268,7 @@ class Run {
                                   std::to_string(report.write_end.get()) + ':' +
                                   std::to_string(::getpid());
       if (rank == 0) pass_on(port, spec);
-      agent.start(spec);
+      agent.start(std::move(spec));
       agent.read(std::move(report.read_end),
                  [text = &reports_[static_cast<size_t>(rank)]](
                      std::string_view bytes) { *text += bytes; });
@@ -278,7 +281,7 @@ class Run {
     throw LaunchError(
         "rank " + std::to_string(rank) + " of " +
             std::to_string(options_.nprocs) + " failed: " +
-            failure_text(exit, reports_[static_cast<size_t>(rank)]),
+            failure_text(exit, !reports_[static_cast<size_t>(rank)].empty()),
         {.operation = "spawn", .peers = {rank}},
         exit.exit_code != 0 ? exit.exit_code : 1);
   }
@@ -287,7 +290,7 @@ class Run {
   int call_;
   Fd arguments_;
   int stop_fd_;
-  std::vector<std::string> reports_;  ///< by rank
+  std::vector<std::string> reports_;  ///< by rank, empty until it is reached
 };
 
 }  // namespace
@@ -366,9 +369,16 @@ SpawnContext spawn(const SpawnOptions& options, const SpawnCall& call) {
     run_child(*child, call);
   }
   if (const auto context = launched_rank()) {
+    if (context->rank == 0 && context->world_size != options.nprocs) {
+      log::warning("spawn: nprocs is " + std::to_string(options.nprocs) +
+                   ", but the launcher started " +
+                   std::to_string(context->world_size) +
+                   " ranks; the launcher's number counts");
+    }
     call.invoke(*context, call.serialize());
     return {};
   }
+  need_exit_statuses();
   Fd arguments = arguments_file(call.signature, call.serialize());
   if (!options.join) {
     return SpawnContext(std::make_unique<SpawnContext::State>(

@@ -41,6 +41,7 @@ Environment worker_environment(const Job& job,
   base["TORCHELASTIC_RESTART_COUNT"] = "0";
   base["TORCHELASTIC_MAX_RESTARTS"] = "0";
   base["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  base["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   base.erase("TORCHELASTIC_ERROR_FILE");
   base.erase("LOCKSTEP_MASTER_FD");
   base.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");

@@ -1,6 +1,7 @@
 // `lockstep run`: what workers get, what comes out, and exit codes.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -33,7 +34,7 @@ TEST(LaunchRun, WorkersGetTorchrunsVariables) {
 
 TEST(LaunchRun, StaticNodesNumberTheirRanksInOrder) {
   uint16_t port = 0;
-  reserve_port(port);
+  const Fd held = reserve_port(port);
   const std::string script =
       "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "
       "$GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT";
@@ -100,17 +101,18 @@ TEST(LaunchRun, ThreadsAreSharedUnlessTheUserChose) {
         {"env", "-u", "OMP_NUM_THREADS", "taskset", "-c", cpus});
     return sorted_lines(run(command).out);
   };
-  const auto cpus = lines_of(
-      run({.argv = {"sh", "-c", "taskset -cp $$ | sed 's/.*: //'"}}).out);
-  ASSERT_EQ(cpus.size(), 1u);
-  if (cpus[0].find_first_of("-,") == std::string::npos) {
-    GTEST_SKIP() << "one CPU";
+  cpu_set_t mask;
+  ::sched_getaffinity(0, sizeof(mask), &mask);
+  std::vector<std::string> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &mask)) cpus.push_back(std::to_string(cpu));
   }
-  const auto first = std::to_string(std::stoi(cpus[0]));
-  EXPECT_EQ(threads(first, 1), Lines{"1"});
-  EXPECT_EQ(threads(first, 2), (Lines{"[rank 0]: 1", "[rank 1]: 1"}));
-  const auto all = std::to_string(launcher::allowed_cpus());
-  EXPECT_EQ(threads(cpus[0], 1), Lines{all});
+  if (cpus.size() < 2 || launcher::cpu_quota() < 2) GTEST_SKIP() << "one CPU";
+  const auto two = cpus[0] + ',' + cpus[1];
+  EXPECT_EQ(threads(cpus[0], 1), Lines{"1"});
+  EXPECT_EQ(threads(cpus[0], 2), (Lines{"[rank 0]: 1", "[rank 1]: 1"}));
+  EXPECT_EQ(threads(two, 1), Lines{"2"});
+  EXPECT_EQ(threads(two, 2), (Lines{"[rank 0]: 1", "[rank 1]: 1"}));
   EXPECT_EQ(
       run(run_shell(1, "echo $OMP_NUM_THREADS", {{"OMP_NUM_THREADS", "7"}}))
           .out,
@@ -212,6 +214,48 @@ TEST(LaunchExitCode, ComesWithTheErrorThatTheWorkerRecorded) {
       "\"ValueError: odd\"}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
   EXPECT_EQ(result.exit_code, 1) << result;
   EXPECT_NE(result.err.find("its error: ValueError: odd\n"), std::string::npos)
+      << result;
+}
+
+/// Rank 0 ends first, though rank 1 is the cause.
+Result run_slow_cause(const std::string& rank_0, const std::string& rank_1) {
+  return run(run_shell(2,
+                       "trap '' TERM; if test $RANK = 0; then sleep 0.5; " +
+                           rank_0 + "; exit 4; fi; " + rank_1 +
+                           "; sleep 1.5; exit 3"));
+}
+
+void expect_rank_1(const Result& result) {
+  EXPECT_EQ(result.exit_code, 3) << result;
+  EXPECT_NE(result.err.find("rank 1 failed first: exit code 3"),
+            std::string::npos)
+      << result;
+  EXPECT_NE(result.err.find("after it:\n    rank 0: exit code 4"),
+            std::string::npos)
+      << result;
+}
+
+TEST(LaunchExitCode, IsThatOfTheEarliestError) {
+  expect_rank_1(run_slow_cause(
+      ":",
+      R"(echo '{"message":"x","lockstep_time":1}' > $TORCHELASTIC_ERROR_FILE)"));
+}
+
+TEST(LaunchExitCode, IsNotThatOfAConsequence) {
+  expect_rank_1(
+      run_slow_cause(R"(echo '{"message":"x","lockstep_consequence":true}' )"
+                     "> $TORCHELASTIC_ERROR_FILE",
+                     ":"));
+}
+
+TEST(LaunchExitCode, OfOutputThatCannotBeWrittenIs1) {
+  auto command = run_shell(1, "echo text");
+  std::string line;
+  for (const std::string& word : command.argv) line += " '" + word + "'";
+  const auto result = run({.argv = {"sh", "-c", line + " > /dev/full"}});
+  EXPECT_EQ(result.exit_code, 1) << result;
+  EXPECT_NE(result.err.find("cannot write standard output: No space left"),
+            std::string::npos)
       << result;
 }
 
@@ -324,7 +368,7 @@ TEST(LaunchPort, ABusyOneIsNamedWithTheRemedy) {
 
 TEST(LaunchPort, AnotherLaunchersIsBusyBeforeRankZeroListens) {
   uint16_t port = 0;
-  reserve_port(port);
+  const Fd held = reserve_port(port);
   const std::string number = std::to_string(port);
   Process first(lockstep_run(
       {"--master-port", number, "sh", "-c", "echo ready; sleep 60"}));
@@ -337,12 +381,27 @@ TEST(LaunchPort, AnotherLaunchersIsBusyBeforeRankZeroListens) {
 
 TEST(LaunchPort, AnExplicitOneCanBeUsedAgainAtOnce) {
   uint16_t port = 0;
-  reserve_port(port);
+  const Fd held = reserve_port(port);
   for (int i = 0; i < 5; ++i) {
     const auto result = run(lockstep_run(
         listening_job({"--master-port", std::to_string(port), "-n", "2"})));
     EXPECT_TRUE(result.ok()) << result;
   }
+}
+
+TEST(LaunchPort, ANameThatMeansLoopbackIsRefusedOnSeveralNodes) {
+  const auto result = run(lockstep_run({"--nnodes",
+                                        "2",
+                                        "--node-rank",
+                                        "1",
+                                        "--master-addr",
+                                        "localhost",
+                                        "true"}));
+  EXPECT_EQ(result.exit_code, 2) << result;
+  EXPECT_NE(result.err.find("\"localhost\" is "), std::string::npos) << result;
+  EXPECT_NE(result.err.find("which other nodes cannot reach"),
+            std::string::npos)
+      << result;
 }
 
 TEST(LaunchPort, AnAddressOfAnotherHostIsRefused) {

@@ -193,6 +193,21 @@ TEST(LaunchDeath, AReaderThatLeavesEndsTheJob) {
   EXPECT_TRUE(all_gone("; : " + tag + '\0', 2s));
 }
 
+TEST(LaunchDeath, AReaderThatLeavesGivesTheWorkersTheGraceTime) {
+  const TempDir directory;
+  const std::string saved = directory / "saved";
+  const std::string script = "trap \"sleep 0.2; : > " + saved +
+                             "; exit 0\" TERM; while :; do echo line; done";
+  const auto result =
+      run({.argv = {"bash",
+                    "-c",
+                    std::string(LOCKSTEP_COMMAND) + " run sh -c '" + script +
+                        "' | head -n 1; exit ${PIPESTATUS[0]}"}},
+          20s);
+  EXPECT_EQ(result.exit_code, 128 + SIGPIPE) << result;
+  EXPECT_TRUE(std::filesystem::exists(saved));
+}
+
 TEST(LaunchAsProcessOne, WorksAndReapsOrphans) {
   const std::vector<std::string> as_one = {
       "unshare", "--pid", "--fork", "--mount-proc"};

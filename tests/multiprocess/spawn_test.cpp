@@ -1,9 +1,11 @@
 // `lockstep::spawn`: each entry is a program that calls it.
 #include "lockstep/launch/spawn.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <ctime>
 #include <stdexcept>
 
 #include "launch_support.h"
@@ -51,6 +53,7 @@ LOCKSTEP_PROCESS(spawn_arguments) {
   const auto work = [](const LaunchContext& context,
                        const std::string& text,
                        std::string c_string,
+                       std::string_view view,
                        Point point,
                        const std::vector<std::string>& words,
                        std::vector<bool> flags,
@@ -60,7 +63,8 @@ LOCKSTEP_PROCESS(spawn_arguments) {
                        std::to_string(context.world_size) + ' ' +
                        std::to_string(context.local_rank) + '/' +
                        std::to_string(context.local_world_size) + ' ' + text +
-                       ' ' + c_string + ' ' + std::to_string(point.x) + ' ';
+                       ' ' + c_string + ' ' + std::string(view) + ' ' +
+                       std::to_string(point.x) + ' ';
     for (const auto& word : words) line += word;
     for (const bool flag : flags) line += flag ? " yes" : " no";
     print(line + ' ' + named.name + std::to_string(named.number) + ' ' +
@@ -71,6 +75,7 @@ LOCKSTEP_PROCESS(spawn_arguments) {
                // Only the parent's value counts.
                std::string(is_spawned_child() ? "child" : "parent"),
                "c string",
+               std::string_view("view and more", 4),
                Point{3, 0.5},
                std::vector<std::string>{"a", "", "bc"},
                std::vector<bool>{true, false},
@@ -82,8 +87,8 @@ TEST(Spawn, ArgumentsArriveByValue) {
   const auto result = run(at_entry("spawn_arguments"));
   EXPECT_TRUE(result.ok()) << result;
   EXPECT_EQ(sorted_lines(result.out),
-            (Lines{"0/2 0/2 parent c string 3 abc yes no n7 q",
-                   "1/2 1/2 parent c string 3 abc yes no n7 q"}));
+            (Lines{"0/2 0/2 parent c string view 3 abc yes no n7 q",
+                   "1/2 1/2 parent c string view 3 abc yes no n7 q"}));
   EXPECT_EQ(result.err, "");
 }
 
@@ -228,6 +233,49 @@ TEST(Spawn, AChildThatReachesAnotherCallIsAnError) {
   EXPECT_EQ(result.out.find("wrong"), std::string::npos);
 }
 
+LOCKSTEP_PROCESS(spawn_other_function) {
+  return report_error([] {
+    if (is_spawned_child()) {
+      spawn([](const LaunchContext&, int) { print("wrong"); }, {}, 1);
+    }
+    spawn([](const LaunchContext&, int) {}, {}, 1);
+  });
+}
+
+TEST(Spawn, AChildThatReachesAnotherFunctionIsAnError) {
+  const auto result = run(at_entry("spawn_other_function"), 20s);
+  EXPECT_NE(result.out.find("another call of spawn than its parent"),
+            std::string::npos)
+      << result;
+  EXPECT_EQ(result.out.find("wrong"), std::string::npos);
+}
+
+LOCKSTEP_PROCESS(spawn_without_child_signals) {
+  ::signal(SIGCHLD, SIG_IGN);
+  return report_error([] { spawn([](const LaunchContext&) {}); });
+}
+
+TEST(Spawn, NeedsTheEndsOfItsProcesses) {
+  const auto result = run(at_entry("spawn_without_child_signals"), 20s);
+  EXPECT_TRUE(result.out.starts_with("Error: this program ignores SIGCHLD"))
+      << result;
+}
+
+LOCKSTEP_PROCESS(spawn_throws_without_stderr) {
+  return report_error([] {
+    spawn([](const LaunchContext&) {
+      ::close(STDERR_FILENO);
+      throw std::runtime_error("the reason");
+    });
+  });
+}
+
+TEST(Spawn, AnErrorArrivesWithoutAWritableStandardError) {
+  EXPECT_EQ(run(at_entry("spawn_throws_without_stderr"), 20s).out,
+            "LaunchError rank 0 code 1: spawn: rank 0 of 1 failed: the "
+            "reason\n");
+}
+
 LOCKSTEP_PROCESS(spawn_nested) {
   return report_error([] {
     spawn([](const LaunchContext&) { spawn([](const LaunchContext&) {}); });
@@ -296,6 +344,26 @@ TEST(SpawnContext, TheDestructorStopsTheProcesses) {
   EXPECT_EQ(run(at_entry("spawn_dropped"), 20s).out, "stopped\n");
 }
 
+LOCKSTEP_PROCESS(spawn_stops_slowly) {
+  {
+    const auto job = spawn(
+        [](const LaunchContext&) {
+          ::signal(SIGTERM, SIG_IGN);
+          print("ready");
+          ::sleep(60);
+        },
+        {.join = false, .grace = 1500ms});
+    ::sleep(1);
+  }
+  const double seconds = double(std::clock()) / CLOCKS_PER_SEC;
+  print(seconds < 0.5 ? "waited" : "spun for " + std::to_string(seconds));
+  return 0;
+}
+
+TEST(SpawnContext, WaitsForTheGraceTimeWithoutUsingTheCpu) {
+  EXPECT_EQ(run(at_entry("spawn_stops_slowly"), 20s).out, "ready\nwaited\n");
+}
+
 // --- other launchers ---------------------------------------------------------
 
 LOCKSTEP_PROCESS(spawn_place) {
@@ -326,10 +394,42 @@ TEST(SpawnUnderALauncher, RunsHereAsItsRank) {
             (Lines{"[rank 0]: 0 of 2 5 here", "[rank 1]: 1 of 2 5 here"}));
 }
 
+TEST(SpawnUnderALauncher, WarnsOnceWhenItsNumberIsAnother) {
+  const auto err = [](const char* rank, const char* size) {
+    return run(at_entry("spawn_place", {{"RANK", rank}, {"WORLD_SIZE", size}}))
+        .err;
+  };
+  EXPECT_NE(err("0", "2").find("nprocs is 4, but the launcher started 2 ranks"),
+            std::string::npos);
+  EXPECT_EQ(err("1", "2"), "");
+  EXPECT_EQ(err("0", "4"), "");
+}
+
 TEST(SpawnUnderALauncher, ABatchScriptOfSlurmIsNone) {
   const auto result = run(
       at_entry("spawn_place", {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}));
   EXPECT_EQ(lines_of(result.out).size(), 4u) << result;
+}
+
+LOCKSTEP_PROCESS(spawn_beside_own_child) {
+  const pid_t own = is_spawned_child() ? -1 : ::fork();
+  if (own == 0) ::_exit(7);
+  spawn([](const LaunchContext&) { std::this_thread::sleep_for(300ms); });
+  int status = 0;
+  print(::waitpid(own, &status, 0) == own ? std::to_string(WEXITSTATUS(status))
+                                          : "lost");
+  return 0;
+}
+
+TEST(SpawnAsProcessOne, LeavesItsOtherChildrenToTheProgram) {
+  const std::vector<std::string> as_one = {
+      "unshare", "--pid", "--fork", "--mount-proc"};
+  auto command = as_one;
+  command.emplace_back("true");
+  if (!run({.argv = command}).ok()) GTEST_SKIP() << "unshare is not permitted";
+  command = at_entry("spawn_beside_own_child").argv;
+  command.insert(command.begin(), as_one.begin(), as_one.end());
+  EXPECT_EQ(run({.argv = command}, 20s).out, "7\n");
 }
 
 // --- signals and deaths ------------------------------------------------------

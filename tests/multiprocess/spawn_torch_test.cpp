@@ -1,9 +1,13 @@
 // `lockstep::spawn` of functions that compute, from a program that did so
 // before.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <torch/torch.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
+#include <thread>
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/collectives.h"
@@ -70,6 +74,56 @@ LOCKSTEP_PROCESS(spawn_peer_fails) {
 TEST(SpawnTorch, TheFailureOfOneEndsTheOtherInACollective) {
   const auto result = run(at_entry("spawn_peer_fails"));
   EXPECT_TRUE(result.ok()) << result;
+}
+
+/// Rank 1 fails and then takes its time to end.
+void fail_slowly(int rank) {
+  init_process_group({.backend = "gloo"});
+  if (rank == 0) {
+    auto sum = torch::ones({3});
+    all_reduce(sum);
+  }
+  ::signal(SIGABRT, [](int) { std::this_thread::sleep_for(1s); });
+  throw std::runtime_error("rank one's reason");
+}
+
+LOCKSTEP_PROCESS(launched_slow_failure) {
+  // A process that dumps core does not end by SIGTERM either.
+  ::signal(SIGTERM, SIG_IGN);
+  fail_slowly(std::atoi(std::getenv("RANK")));
+  return 0;
+}
+
+TEST(FirstFailure, IsTheCauseThoughItEndsLast) {
+  auto command = at_entry("launched_slow_failure");
+  command.argv.insert(command.argv.begin(),
+                      {LOCKSTEP_COMMAND, "run", "-n", "2"});
+  const auto result = run(command);
+  EXPECT_EQ(result.exit_code, 128 + SIGABRT) << result;
+  const auto report = result.err.find("rank 1 failed first: killed by SIGABRT");
+  ASSERT_NE(report, std::string::npos) << result;
+  EXPECT_NE(result.err.find("rank one's reason", report), std::string::npos);
+}
+
+LOCKSTEP_PROCESS(spawned_slow_failure) {
+  try {
+    spawn(
+        [](const LaunchContext& context) {
+          // In a thread, so that it ends by the terminate handler.
+          std::thread(fail_slowly, context.rank).join();
+        },
+        {.nprocs = 2, .timeout = 30s});
+  } catch (const LaunchError& error) {
+    std::puts(error.what());
+  }
+  return 0;
+}
+
+TEST(FirstFailure, OfSpawnIsTheCauseThoughItEndsLast) {
+  const auto result = run(at_entry("spawned_slow_failure"));
+  EXPECT_NE(result.out.find("rank 1 of 2 failed: uncaught"), std::string::npos)
+      << result;
+  EXPECT_NE(result.out.find("rank one's reason"), std::string::npos) << result;
 }
 
 }  // namespace

@@ -3,22 +3,28 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <pty.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <array>
 #include <climits>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <span>
+#include <string_view>
 
 #include "launch/cpus.h"
 #include "launch/error_file.h"
 #include "launch/output.h"
 #include "launch/pipe.h"
 #include "launch/process.h"
+#include "launch/signals.h"
 #include "launch/worker_env.h"
 #include "lockstep/core/error.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/serializer.h"
+#include "lockstep/launch/spawn.h"
 #include "support/multiprocess.h"
 
 namespace lockstep::launcher {
@@ -54,9 +60,31 @@ TEST(CpuQuota, ReadsControlGroupsOfVersionOne) {
   EXPECT_EQ(cpu_quota(root.path()), 4);
 }
 
+/// Binds this process to so many of its CPUs; false when it has fewer.
+bool bind_to_cpus(int count) {
+  cpu_set_t all;
+  cpu_set_t some;
+  CPU_ZERO(&some);
+  ::sched_getaffinity(0, sizeof(all), &all);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&some) < count; ++cpu) {
+    if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &some);
+  }
+  return CPU_COUNT(&some) == count &&
+         ::sched_setaffinity(0, sizeof(some), &some) == 0;
+}
+
+TEST(WorkerCount, OfCpusIsThatOfTheAffinityMask) {
+  cpu_set_t before;
+  ::sched_getaffinity(0, sizeof(before), &before);
+  if (!bind_to_cpus(2) || cpu_quota() < 2) GTEST_SKIP() << "one CPU";
+  EXPECT_EQ(worker_count("cpu"), 2);
+  ASSERT_TRUE(bind_to_cpus(1));
+  EXPECT_EQ(worker_count("cpu"), 1);
+  ::sched_setaffinity(0, sizeof(before), &before);
+}
+
 TEST(WorkerCount, TakesNumbersAndWords) {
   EXPECT_EQ(worker_count("3"), 3);
-  EXPECT_EQ(worker_count("cpu"), allowed_cpus());
   for (const char* bad : {"", "0", "-1", "2x", "NaN", "1.5", "99999999999"}) {
     EXPECT_THROW(worker_count(bad), InvalidArgument) << bad;
   }
@@ -77,24 +105,26 @@ TEST(WorkerEnvironment, NumbersRanksOverTheNodes) {
                    .master_port = 29500,
                    .run_id = "name"};
   auto variables = worker_environment(job, 2, {{"HOME", "/home"}}, 9);
-  const Environment expected = {{"HOME", "/home"},
-                                {"RANK", "6"},
-                                {"WORLD_SIZE", "12"},
-                                {"LOCAL_RANK", "2"},
-                                {"LOCAL_WORLD_SIZE", "4"},
-                                {"GROUP_RANK", "1"},
-                                {"GROUP_WORLD_SIZE", "3"},
-                                {"ROLE_NAME", "default"},
-                                {"ROLE_RANK", "6"},
-                                {"ROLE_WORLD_SIZE", "12"},
-                                {"MASTER_ADDR", "10.0.0.1"},
-                                {"MASTER_PORT", "29500"},
-                                {"TORCHELASTIC_RUN_ID", "name"},
-                                {"TORCHELASTIC_RESTART_COUNT", "0"},
-                                {"TORCHELASTIC_MAX_RESTARTS", "0"},
-                                {"TORCHELASTIC_USE_AGENT_STORE", "False"},
-                                {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
-                                {"OMP_NUM_THREADS", "2"}};
+  const Environment expected = {
+      {"HOME", "/home"},
+      {"RANK", "6"},
+      {"WORLD_SIZE", "12"},
+      {"LOCAL_RANK", "2"},
+      {"LOCAL_WORLD_SIZE", "4"},
+      {"GROUP_RANK", "1"},
+      {"GROUP_WORLD_SIZE", "3"},
+      {"ROLE_NAME", "default"},
+      {"ROLE_RANK", "6"},
+      {"ROLE_WORLD_SIZE", "12"},
+      {"MASTER_ADDR", "10.0.0.1"},
+      {"MASTER_PORT", "29500"},
+      {"TORCHELASTIC_RUN_ID", "name"},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+      {"OMP_NUM_THREADS", "2"}};
   EXPECT_EQ(variables, expected);
 }
 
@@ -228,24 +258,45 @@ TEST(Output, ASlowReaderNeverBlocksAndLosesNothing) {
   EXPECT_EQ(arrived, all);
 }
 
-TEST(Output, AReaderThatLeftIsForgotten) {
-  ::signal(SIGPIPE, SIG_IGN);
+TEST(Output, AReaderThatLeftIsRemembered) {
   Pipe pipe = make_pipe();
   pipe.read_end.reset();
   Sink sink(pipe.write_end.get());
-  sink.line("", "text");
-  sink.flush();
-  EXPECT_FALSE(sink.pending());
-  ::signal(SIGPIPE, SIG_DFL);
+  EXPECT_EQ(sink.error(), 0);
+  for (int i = 0; i < 2; ++i) {
+    sink.line("", "text");
+    sink.flush();
+    EXPECT_FALSE(sink.pending());
+    EXPECT_EQ(sink.error(), EPIPE);
+  }
 }
 
 TEST(ErrorFile, GivesTheInnermostMessage) {
   const ErrorFile file;
-  EXPECT_EQ(file.message(), "");
+  EXPECT_EQ(file.read().message, "");
   std::ofstream(file.path())
       << R"({"message": {"message": "ValueError: \"x\"\nline \u00e9", )"
          R"("extraInfo": {"py_callstack": "..."}}})";
-  EXPECT_EQ(file.message(), "ValueError: \"x\"\nline ?");
+  EXPECT_EQ(file.read().message, "ValueError: \"x\"\nline ?");
+  EXPECT_FALSE(file.read().consequence);
+  EXPECT_FALSE(file.read().time);
+}
+
+TEST(ErrorFile, GivesARecordedErrorBack) {
+  const ErrorFile file;
+  ::setenv("TORCHELASTIC_ERROR_FILE", file.path().c_str(), 1);
+  for (const bool consequence : {true, false}) {
+    const auto before = Clock::now();
+    record_error("quote \" backslash \\\ntab \t end", consequence);
+    const auto error = file.read();
+    EXPECT_EQ(error.message, "quote \" backslash \\\ntab ? end");
+    EXPECT_EQ(error.consequence, consequence);
+    ASSERT_TRUE(error.time);
+    EXPECT_GE(*error.time, before);
+    EXPECT_LE(*error.time, Clock::now());
+  }
+  ::unsetenv("TORCHELASTIC_ERROR_FILE");
+  record_error("nobody asked", false);
 }
 
 TEST(ErrorFile, TakesOtherContentForNothing) {
@@ -282,6 +333,14 @@ TEST(Serializer, RefusesBytesThatAreCutOff) {
   EXPECT_THROW(Serializer<std::string>::read(reader), InvalidArgument);
 }
 
+static_assert(detail::is_view<std::span<int>>);
+static_assert(detail::is_view<std::string_view>);
+static_assert(detail::is_view<std::reference_wrapper<int>>);
+static_assert(!detail::is_view<std::array<int, 3>>);
+static_assert(!detail::is_view<int>);
+static_assert(
+    std::is_same_v<detail::Sent<const std::string_view&>, std::string>);
+
 TEST(Launch, RefusesJobsThatAreNotPossible) {
   EXPECT_THROW(launch({}), InvalidArgument);
   EXPECT_THROW(launch({.programs = {{}}}), InvalidArgument);
@@ -293,6 +352,11 @@ TEST(Launch, RefusesJobsThatAreNotPossible) {
   EXPECT_THROW(launch({.programs = {{{"true"}, 1}}, .master_port = 70000}),
                InvalidArgument);
   EXPECT_THROW(launch({.programs = {{{"true"}, 1}},
+                       .nnodes = 2,
+                       .master_addr = "localhost",
+                       .master_port = 29500}),
+               InvalidArgument);
+  EXPECT_THROW(launch({.programs = {{{"true"}, 1}},
                        .grace = std::chrono::milliseconds(-1)}),
                InvalidArgument);
 }
@@ -301,6 +365,40 @@ TEST(Launch, ReturnsTheExitCodes) {
   const auto result = launch({.programs = {{{"true"}, 2}, {{"true"}, 1}}});
   EXPECT_EQ(result.exit_codes, (std::vector<int>{0, 0, 0}));
   EXPECT_EQ(result.signal, 0);
+}
+
+TEST(Launch, NeedsTheEndsOfItsProcesses) {
+  ::signal(SIGCHLD, SIG_IGN);
+  EXPECT_THROW(launch({.programs = {{{"true"}, 1}}}), InvalidArgument);
+  ::signal(SIGCHLD, SIG_DFL);
+}
+
+void other_handler(int) {
+}
+
+TEST(SignalRelay, LeavesToTheProgramWhatItHandles) {
+  const auto handler_of = [](int signal) {
+    struct sigaction action = {};
+    ::sigaction(signal, nullptr, &action);
+    return action.sa_handler;
+  };
+  ::signal(SIGINT, SIG_IGN);
+  ::signal(SIGUSR1, other_handler);
+  {
+    const SignalRelay relay(false);
+    EXPECT_EQ(handler_of(SIGINT), SIG_IGN);
+    EXPECT_EQ(handler_of(SIGUSR1), other_handler);
+    ::signal(SIGTERM, other_handler);
+  }
+  EXPECT_EQ(handler_of(SIGTERM), other_handler);
+  {
+    const SignalRelay relay(true);
+    EXPECT_NE(handler_of(SIGINT), SIG_IGN);
+  }
+  EXPECT_EQ(handler_of(SIGINT), SIG_IGN);
+  for (const int signal : {SIGINT, SIGUSR1, SIGTERM}) {
+    ::signal(signal, SIG_DFL);
+  }
 }
 
 TEST(Launch, ThrowsTheFirstFailure) {

@@ -38,8 +38,8 @@ struct LaunchConfig {
 struct LaunchResult {
   /// By local rank: the exit code, or 128 + signal number.
   std::vector<int> exit_codes;
-  /// The signal to this process that stopped the job; 0: the workers ended by
-  /// themselves, all with 0.
+  /// The signal to this process that stopped the job, SIGPIPE when the reader
+  /// of its output left; 0: the workers ended by themselves, all with 0.
   int signal = 0;
 };
 
@@ -55,7 +55,9 @@ struct LaunchResult {
 /// that the program handles itself is left to it. When this process dies, even
 /// by SIGKILL, the workers and their children are killed.
 ///
-/// \throws InvalidArgument  a count, rank, address or port that is not possible
+/// \throws InvalidArgument  a count, rank, address or port that is not
+/// possible,
+///     or SIGCHLD is ignored
 /// \throws LaunchError  a program cannot be started (`exit_code()` 127 not
 ///     found, 126 not executable), the port is taken, or a worker failed: the
 ///     text tells of the first failure in time, its last lines on stderr, and

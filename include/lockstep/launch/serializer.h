@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <new>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -40,9 +42,31 @@ class LOCKSTEP_API ByteReader {
   std::string_view bytes_;
 };
 
+namespace detail {
+
+template <class T>
+inline constexpr bool is_reference_wrapper = false;
+template <class T>
+inline constexpr bool is_reference_wrapper<std::reference_wrapper<T>> = true;
+
+/// Whether a type that can be copied byte by byte refers to memory elsewhere:
+/// std::reference_wrapper, or views as std::span and c10::ArrayRef are.
+/// std::array holds its elements itself.
+template <class T>
+inline constexpr bool is_view = is_reference_wrapper<T> ||
+                                (
+                                    std::is_trivially_copyable_v<T> &&
+                                    !requires { std::tuple_size<T>::value; } &&
+                                    requires(const T& value) {
+                                      {*value.data()};
+                                      value.size();
+                                    });
+
+}  // namespace detail
+
 /// How an argument of `spawn` travels to the children. There are forms for
-/// trivially copyable types (not pointers), std::string and std::vector of
-/// these. For a type of your own:
+/// trivially copyable types (not pointers nor views), std::string and
+/// std::vector of these. For a type of your own:
 ///
 ///     template <>
 ///     struct lockstep::Serializer<Config> {
@@ -53,6 +77,9 @@ template <class T>
 struct Serializer {
   static_assert(!std::is_pointer_v<T> && !std::is_member_pointer_v<T>,
                 "a pointer means nothing in another process: pass the value");
+  static_assert(!detail::is_view<T>,
+                "a view means nothing in another process: pass the values, in "
+                "a std::vector for one");
   static_assert(std::is_trivially_copyable_v<T>,
                 "spawn does not know how to send this type: specialise "
                 "lockstep::Serializer for it");
@@ -69,7 +96,7 @@ struct Serializer {
 
 template <>
 struct Serializer<std::string> {
-  static void write(ByteWriter& writer, const std::string& value) {
+  static void write(ByteWriter& writer, std::string_view value) {
     Serializer<uint64_t>::write(writer, value.size());
     writer.write(value.data(), value.size());
   }

@@ -52,12 +52,15 @@ struct SpawnCall {
 LOCKSTEP_API SpawnContext spawn(const SpawnOptions& options,
                                 const SpawnCall& call);
 
-/// The type in which an argument travels: a C string as std::string.
+template <class T, class... Others>
+inline constexpr bool is_one_of = (std::is_same_v<T, Others> || ...);
+
+/// The type in which an argument travels: a text as std::string.
 template <class T>
-using Sent = std::conditional_t<std::is_same_v<std::decay_t<T>, const char*> ||
-                                    std::is_same_v<std::decay_t<T>, char*>,
-                                std::string,
-                                std::decay_t<T>>;
+using Sent = std::conditional_t<
+    is_one_of<std::decay_t<T>, const char*, char*, std::string_view>,
+    std::string,
+    std::decay_t<T>>;
 
 }  // namespace detail
 
@@ -113,7 +116,9 @@ class LOCKSTEP_API SpawnContext {
 /// SIGHUP or SIGQUIT the caller then ends by that signal. When the caller
 /// dies, even by SIGKILL, the processes and their children are killed.
 ///
-/// \throws InvalidArgument  nprocs below 1, or a call inside a spawned function
+/// \throws InvalidArgument  nprocs below 1, a call inside a spawned function,
+/// or
+///     SIGCHLD is ignored
 /// \throws LaunchError  a process failed: `context().peers` names its rank, the
 ///     text is its exception's; or it ended without reaching this call
 /// \throws TimeoutError  `options.timeout` is over
@@ -144,7 +149,9 @@ SpawnContext spawn(Function&& fn,
         [&](auto&... value) { std::invoke(fn, context, std::move(value)...); },
         values);
   };
-  return detail::spawn(options, {typeid(Values).name(), serialize, invoke});
+  const auto signature =
+      std::string(typeid(Function).name()) + '(' + typeid(Values).name() + ')';
+  return detail::spawn(options, {signature, serialize, invoke});
 }
 
 }  // namespace lockstep
