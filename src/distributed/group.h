@@ -29,6 +29,8 @@ struct Group {
   std::shared_ptr<comm::Liveness> liveness;  ///< null: interop or world of one
   /// Set once an operation failed: not all peers may be there to say goodbye.
   std::atomic<bool> failed = false;
+  /// Set by destroy_process_group: wrappers may hold the group longer.
+  std::atomic<bool> destroyed = false;
 
   [[nodiscard]] ErrorContext context(const char* operation) const {
     return {.operation = operation,

@@ -184,6 +184,7 @@ void init_process_group(c10::intrusive_ptr<c10d::Store> store,
 void destroy_process_group() {
   const auto group = distributed::exchange_default_group(nullptr);
   if (!group) return;
+  group->destroyed = true;
   group->backend->shutdown();
   if (!group->liveness) return;
   group->liveness->leave();

@@ -24,8 +24,12 @@ class BufferSync {
   void broadcast();
 
  private:
+  void check_not_converted() const;
+
   std::shared_ptr<distributed::Group> group_;
-  std::vector<at::Tensor> buffers_;
+  std::vector<NamedTensor> buffers_;
+  at::Tensor message_;             ///< bytes
+  std::vector<at::Tensor> parts_;  ///< of `message_`, one like each buffer
 };
 
 }  // namespace lockstep::nn

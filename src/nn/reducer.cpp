@@ -13,6 +13,7 @@
 #include "lockstep/distributed/collectives.h"
 #include "memory/policy.h"
 #include "nn/buffer_sync.h"
+#include "nn/messages.h"
 #include "nn/model_check.h"
 #include "nn/transport.h"
 
@@ -46,7 +47,8 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
       : reducer_(std::move(reducer)), index_(index), next_(std::move(next)) {}
 
   void operator()(const at::Tensor& parameter) override;
-  [[nodiscard]] bool alive() const { return !reducer_.expired(); }
+  /// Whether its wrapper lives, and can average yet.
+  [[nodiscard]] bool in_use() const;
   /// The hook that was there before.
   std::unique_ptr<PostAccumulateGradHook> take_next() {
     return std::move(next_);
@@ -58,17 +60,25 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> next_;
 };
 
-/// Runs before the first operation of a backward pass through the model.
+/// Runs before a backward pass enters the part of the graph that a forward
+/// made.
 class OutputHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit OutputHook(std::weak_ptr<AutogradReducer> reducer)
-      : reducer_(std::move(reducer)) {}
+  OutputHook(std::weak_ptr<AutogradReducer> reducer, bool averaged)
+      : reducer_(std::move(reducer)), averaged_(averaged) {}
   std::vector<at::Tensor> operator()(
       const std::vector<at::Tensor>& gradients) override;
 
  private:
   std::weak_ptr<AutogradReducer> reducer_;
+  bool averaged_;
 };
+
+/// The hook that a living wrapper has put on the parameter.
+GradientHook* hook_of(const at::Tensor& parameter) {
+  return dynamic_cast<GradientHook*>(
+      torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+}
 
 class AutogradReducer final
     : public Reducer,
@@ -83,20 +93,20 @@ class AutogradReducer final
         buffers_(options.broadcast_buffers
                      ? std::make_unique<BufferSync>(std::move(group), buffers)
                      : nullptr),
-        ready_(parameters_.size(), false) {}
+        ready_(parameters_.size(), false) {
+    for (const auto& [name, tensor] : parameters_) {
+      kinds_.push_back({tensor.scalar_type(), tensor.nbytes()});
+    }
+  }
+
+  [[nodiscard]] bool usable() const { return transport_->usable(); }
 
   /// After construction, since hooks hold weak pointers.
   void attach() {
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      const auto& [name, tensor] = parameters_[i];
+      const auto& tensor = parameters_[i].tensor;
       auto& slot = torch::autograd::impl::post_acc_grad_hooks(tensor);
-      auto* other = dynamic_cast<GradientHook*>(slot.get());
-      if (other && other->alive()) {
-        throw InvalidArgument("parameter \"" + name +
-                              "\" belongs to another DistributedDataParallel "
-                              "that is still alive; destroy that one first");
-      }
-      if (other) slot = other->take_next();
+      if (auto* other = hook_of(tensor)) slot = other->take_next();
       torch::autograd::impl::set_post_acc_grad_hooks(
           tensor,
           std::make_unique<GradientHook>(weak_from_this(), i, std::move(slot)));
@@ -105,21 +115,26 @@ class AutogradReducer final
 
   void before_forward(bool training) override {
     if (!c10::GradMode::is_enabled()) return;
-    averaging_ = no_sync_depth_ == 0;
-    if (training && averaging_ && buffers_) buffers_->broadcast();
+    if (no_sync_depth_ > 0) return;
+    if (training && buffers_) buffers_->broadcast();
+    averaging_ = true;
   }
 
   void watch(const at::Tensor& output) override {
-    if (!transport_->has_arena() || !c10::GradMode::is_enabled()) return;
+    if (!c10::GradMode::is_enabled()) return;
     if (const auto& node = output.grad_fn()) {
-      node->add_pre_hook(std::make_unique<OutputHook>(weak_from_this()));
+      node->add_pre_hook(
+          std::make_unique<OutputHook>(weak_from_this(), no_sync_depth_ == 0));
     }
   }
 
   void enter_no_sync() noexcept override { ++no_sync_depth_; }
   void leave_no_sync() noexcept override { --no_sync_depth_; }
 
-  void on_output() {
+  void on_output(bool averaged) {
+    averaging_ = averaging_ || averaged;
+    // Here and not at the first gradient, which may come from a pass inside
+    // this one (activation checkpointing).
     open_pass();
     // After an abandoned round peers may still be at work in the arena, until
     // the next round has begun.
@@ -128,22 +143,20 @@ class AutogradReducer final
 
   void on_gradient(size_t index) {
     if (!averaging_) return;
-    const auto& [name, tensor] = parameters_[index];
-    check_gradient(name, tensor);
+    check_gradient(index);
     open_pass();
-    if (n_ready_ == 0) {
+    if (n_ready_++ == 0) {
       transport_->begin();
       round_abandoned_ = false;
       transport_->start_arena();
     }
     if (ready_[index]) {
       throw Unsupported(
-          "parameter \"" + name +
+          "parameter \"" + parameters_[index].name +
           "\" got its gradient twice in one backward pass (a "
           "backward inside a backward); run that part in no_sync");
     }
     ready_[index] = true;
-    ++n_ready_;
     transport_->ready(index);
   }
 
@@ -179,13 +192,19 @@ class AutogradReducer final
         [pass = std::move(pass)] { pass->end(); });
   }
 
+  /// The next pass is averaged if it begins at an averaged output, or follows
+  /// such a forward.
   void reset() noexcept {
+    averaging_ = false;
     ready_.assign(ready_.size(), false);
     n_ready_ = 0;
   }
 
-  static void check_gradient(const std::string& name,
-                             const at::Tensor& parameter) {
+  void check_gradient(size_t index) const {
+    const auto& [name, parameter] = parameters_[index];
+    if (kinds_[index] != Kind{parameter.scalar_type(), parameter.nbytes()}) {
+      throw InvalidArgument(converted_message("parameter", name));
+    }
     if (c10::GradMode::is_enabled()) {
       throw Unsupported(
           "backward with create_graph reached parameter \"" + name +
@@ -202,11 +221,14 @@ class AutogradReducer final
     }
   }
 
+  using Kind = std::pair<c10::ScalarType, size_t>;  ///< dtype, bytes
+
   std::vector<NamedTensor> parameters_;
+  std::vector<Kind> kinds_;  ///< of the parameters when they were wrapped
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<BufferSync> buffers_;
   int no_sync_depth_ = 0;
-  bool averaging_ = false;
+  bool averaging_ = false;  ///< the pass under way, or else the next one
   bool round_abandoned_ = false;
   std::weak_ptr<Pass> pass_;
   std::vector<bool> ready_;
@@ -221,6 +243,11 @@ void Pass::end() {
   reducer_->finish_pass();
 }
 
+bool GradientHook::in_use() const {
+  const auto reducer = reducer_.lock();
+  return reducer && reducer->usable();
+}
+
 void GradientHook::operator()(const at::Tensor& parameter) {
   if (next_) (*next_)(parameter);
   if (const auto reducer = reducer_.lock()) reducer->on_gradient(index_);
@@ -228,7 +255,7 @@ void GradientHook::operator()(const at::Tensor& parameter) {
 
 std::vector<at::Tensor> OutputHook::operator()(
     const std::vector<at::Tensor>& gradients) {
-  if (const auto reducer = reducer_.lock()) reducer->on_output();
+  if (const auto reducer = reducer_.lock()) reducer->on_output(averaged_);
   return gradients;
 }
 
@@ -243,6 +270,37 @@ std::vector<NamedTensor> trainable(const std::vector<NamedTensor>& all) {
     }
   }
   return result;
+}
+
+void check_not_in_use(const std::vector<NamedTensor>& parameters) {
+  for (const auto& [name, tensor] : parameters) {
+    const auto* hook = hook_of(tensor);
+    if (hook == nullptr || !hook->in_use()) continue;
+    throw InvalidArgument("parameter \"" + name +
+                          "\" belongs to another DistributedDataParallel "
+                          "that is still alive; destroy that one first");
+  }
+}
+
+/// Whether gradients of all parameters can be averaged.
+void check_supported(const std::vector<NamedTensor>& parameters) {
+  const auto& first = parameters.front();
+  for (const auto& named : parameters) {
+    const auto& tensor = named.tensor;
+    if (tensor.device() != first.tensor.device()) {
+      throw InvalidArgument("parameter \"" + first.name + "\" is on " +
+                            first.tensor.device().str() + ", \"" + named.name +
+                            "\" on " + tensor.device().str() +
+                            "; move the module to one device before wrapping "
+                            "it");
+    }
+    const auto type = tensor.scalar_type();
+    if (at::isFloatingType(type) && !c10::isFloat8Type(type)) continue;
+    throw Unsupported("parameter \"" + named.name + "\" has dtype " +
+                      c10::toString(type) +
+                      ", whose gradients cannot be averaged; use float, "
+                      "double, half or bfloat16");
+  }
 }
 
 void copy_from_rank_0(const std::vector<NamedTensor>& tensors) {
@@ -264,9 +322,10 @@ std::shared_ptr<Reducer> Reducer::create(
                           "; it must be above 0");
   }
   auto group = distributed::require_default_group("DistributedDataParallel");
+  auto averaged = trainable(parameters);
+  check_not_in_use(averaged);
   // Before all that may fail on one rank alone.
   if (group->world_size > 1) check_same_model(parameters, buffers);
-  auto averaged = trainable(parameters);
   if (averaged.empty()) {
     throw InvalidArgument(
         "the module has no parameter that requires a gradient; "
@@ -274,6 +333,7 @@ std::shared_ptr<Reducer> Reducer::create(
   }
   if (options.memory_policy) memory::enable_by_default();
   if (group->world_size == 1) return nullptr;
+  check_supported(averaged);
 
   copy_from_rank_0(parameters);
   copy_from_rank_0(buffers);

@@ -10,7 +10,7 @@
 #include "comm/liveness.h"
 #include "distributed/group.h"
 #include "lockstep/distributed/collectives.h"
-#include "nn/unready.h"
+#include "nn/messages.h"
 
 namespace lockstep::nn {
 namespace {
@@ -29,15 +29,6 @@ bool same_layout(const at::Tensor& gradient, const at::Tensor& parameter) {
                    gradient.is_non_overlapping_and_dense();
 }
 
-void check_dtype(const NamedTensor& parameter) {
-  const auto type = parameter.tensor.scalar_type();
-  if (at::isFloatingType(type) && !c10::isFloat8Type(type)) return;
-  throw Unsupported("parameter \"" + parameter.name + "\" has dtype " +
-                    c10::toString(type) +
-                    ", whose gradients cannot be averaged; use float, double, "
-                    "half or bfloat16");
-}
-
 /// A name that all ranks agree on, which no other wrapper of the job has.
 std::string agree_on_name(const distributed::Group& group) {
   static std::atomic<int64_t> wrappers{0};
@@ -51,7 +42,7 @@ std::string agree_on_name(const distributed::Group& group) {
 ShmTransport::ShmTransport(std::shared_ptr<distributed::Group> group,
                            const std::vector<NamedTensor>& parameters,
                            bool with_arena)
-    : group_(std::move(group)),
+    : Transport(std::move(group)),
       parameters_(parameters),
       unit_of_(parameters.size()),
       gradients_(parameters.size()),
@@ -73,7 +64,6 @@ ShmTransport::ShmTransport(std::shared_ptr<distributed::Group> group,
 
 void ShmTransport::make_units(bool with_arena) {
   for (size_t i = parameters_.size(); i-- > 0;) {
-    check_dtype(parameters_[i]);
     const size_t bytes = aligned(parameters_[i].tensor.nbytes());
     const bool large = bytes >= SharedControl::kPieceBytes;
     if (units_.empty() || large || units_.back().large ||
@@ -109,23 +99,22 @@ RankState& ShmTransport::own() const {
 }
 
 void ShmTransport::begin() {
-  if (failed_) {
-    throw InvalidArgument(
-        "an earlier backward pass of this DistributedDataParallel failed for "
-        "good; call destroy_process_group and init_process_group, then wrap "
-        "the module again",
-        group_->context("backward"));
-  }
+  check_usable();
   ++round_;
-  own().n_unready.store(0, std::memory_order_relaxed);
+  open_ = true;
   launched_ = 0;
   n_in_place_ = 0;
   stage_ = consume_ = {};
   for (auto& unit : units_) unit.waiting_for = unit.parameters.size();
   publish(&RankState::begun, round_);
-  if (own().completed.load(std::memory_order_relaxed) + 1 == round_) return;
-  // The last round was abandoned: once all have begun this one, nobody reads
-  // what belonged to it.
+  if (own().completed.load(std::memory_order_relaxed) + 1 != round_) {
+    start_over();
+  }
+}
+
+/// After an abandoned round: once all have begun this one, nobody reads what
+/// belonged to it.
+void ShmTransport::start_over() {
   const auto late = [this] {
     std::vector<int> ranks;
     for (int rank = 0; rank < group_->world_size; ++rank) {
@@ -137,7 +126,16 @@ void ShmTransport::begin() {
     return ranks;
   };
   wait([&] { return late().empty(); }, late);
+  own().n_unready.store(0, std::memory_order_relaxed);
   last_use_ = {};
+  for (int rank = 0; rank < group_->world_size; ++rank) {
+    if (control_->state(rank).completed.load(std::memory_order_acquire) + 1 !=
+        round_) {
+      continue;
+    }
+    throw MismatchError(gave_up_late_message(group_->rank),
+                        group_->context("backward"));
+  }
 }
 
 void ShmTransport::ready(size_t index) {
@@ -167,6 +165,7 @@ void ShmTransport::finish() {
       [this] { return late_ranks(); });
   if (gave_up) fail_given_up(*gave_up);
   own().completed.store(round_, std::memory_order_release);
+  open_ = false;
 }
 
 /// Publishes where a large gradient lies.
@@ -392,21 +391,18 @@ void ShmTransport::fail_given_up(int rank) const {
   auto context = group_->context("backward");
   context.peers = {rank};
   const auto& state = control_->state(rank);
+  const auto completed = [](const RankState& of) {
+    return of.completed.load(std::memory_order_acquire);
+  };
+  if (completed(own()) > completed(state)) {
+    throw MismatchError(gave_up_late_message(rank), context);
+  }
   std::vector<size_t> missing(std::min<size_t>(
       state.n_unready.load(std::memory_order_acquire), RankState::kMaxUnready));
   for (size_t i = 0; i < missing.size(); ++i) {
     missing[i] = std::min<size_t>(state.unready[i], parameters_.size() - 1);
   }
-  const std::string who = "on rank " + std::to_string(rank) + ' ';
-  if (missing.empty()) {
-    throw MismatchError(
-        who +
-            "the backward pass ended with an exception while this rank waited "
-            "for its gradients; these gradients are not averaged, drop them "
-            "with zero_grad on all ranks",
-        context);
-  }
-  throw MismatchError(who + unready_message(parameters_, missing), context);
+  throw MismatchError(gave_up_message(rank, parameters_, missing), context);
 }
 
 void ShmTransport::fail_unready(const std::vector<size_t>& missing) {
@@ -421,6 +417,7 @@ void ShmTransport::fail_unready(const std::vector<size_t>& missing) {
 }
 
 void ShmTransport::abandon() noexcept {
+  if (!std::exchange(open_, false)) return;
   // A peer may still be writing to them.
   for (size_t i = 0; i < launched_; ++i) {
     if (units_[i].large) {
@@ -439,30 +436,27 @@ void ShmTransport::stop_arena() noexcept {
   if (arena_) arena_->deactivate();
 }
 
-bool ShmTransport::has_arena() const noexcept {
-  return arena_ != nullptr;
-}
-
 template <class Ready, class Missing>
 void ShmTransport::wait(const Ready& ready, const Missing& missing) {
+  auto& liveness = *group_->liveness;
+  const auto context = [this] { return group_->context("backward"); };
+  std::optional<TimeoutError> timed_out;
+  const auto ready_or_over = [&] {
+    if (ready()) return true;
+    if (liveness.disturbed()) timed_out = liveness.timed_out(context());
+    return timed_out.has_value();
+  };
   try {
-    waiter_->wait(ready, group_->timeout, missing, [this] {
-      return group_->context("backward");
-    });
-  } catch (const TimeoutError& error) {
+    waiter_->wait(ready_or_over, group_->timeout, missing, context);
+    if (timed_out) throw *timed_out;
+  } catch (const std::exception& error) {
     fail_for_good();
-    group_->liveness->announce_failure(error.message());
-    throw;
-  } catch (...) {
-    fail_for_good();
+    if (arena_) arena_->retire();
+    if (const auto* late = dynamic_cast<const TimeoutError*>(&error)) {
+      liveness.announce_timeout(late->context().peers);
+    }
     throw;
   }
-}
-
-void ShmTransport::fail_for_good() noexcept {
-  failed_ = true;
-  group_->failed = true;
-  if (arena_) arena_->retire();
 }
 
 }  // namespace lockstep::nn

@@ -29,10 +29,11 @@ namespace lockstep::nn {
 /// rest when backward ends.
 ///
 /// A pass that ends in an exception abandons its round. Peers inside the round
-/// learn it at once; the next round begins when all have come to it.
+/// learn it at once; the next round begins when all have come to it, and fails
+/// where a peer could average the abandoned one.
 class ShmTransport final : public Transport {
  public:
-  /// Collective. \throws Unsupported for dtypes that cannot be averaged
+  /// Collective.
   ShmTransport(std::shared_ptr<distributed::Group> group,
                const std::vector<NamedTensor>& parameters,
                bool with_arena);
@@ -45,7 +46,6 @@ class ShmTransport final : public Transport {
   void abandon() noexcept override;
   void start_arena() noexcept override;
   void stop_arena() noexcept override;
-  [[nodiscard]] bool has_arena() const noexcept override;
 
  private:
   using Counter = std::atomic<uint64_t> RankState::*;
@@ -99,11 +99,10 @@ class ShmTransport final : public Transport {
   [[nodiscard]] std::vector<int> late_ranks() const;
   [[nodiscard]] std::optional<int> rank_that_gave_up() const;
   [[noreturn]] void fail_given_up(int rank) const;
-  void fail_for_good() noexcept;
+  void start_over();
   template <class Ready, class Missing>
   void wait(const Ready& ready, const Missing& missing);
 
-  std::shared_ptr<distributed::Group> group_;
   std::vector<NamedTensor> parameters_;
   std::vector<Unit> units_;
   std::vector<size_t> unit_of_;   ///< by parameter
@@ -118,12 +117,12 @@ class ShmTransport final : public Transport {
   std::vector<char*> blocks_;
 
   uint64_t round_ = 0;
+  bool open_ = false;    ///< between `begin` and the end of the round
   size_t launched_ = 0;  ///< the first so many units have all gradients
   Cursor stage_;
   Cursor consume_;
   uint64_t n_in_place_ = 0;             ///< large gradients reduced in place
   std::array<uint64_t, 2> last_use_{};  ///< of own buffers: progress at a piece
-  bool failed_ = false;
 };
 
 }  // namespace lockstep::nn

@@ -9,6 +9,27 @@
 
 namespace lockstep::nn {
 
+bool Transport::usable() const noexcept {
+  return !failed_ && !group_->destroyed;
+}
+
+void Transport::check_usable() const {
+  if (usable()) return;
+  throw InvalidArgument(
+      group_->destroyed
+          ? "the group was destroyed; call init_process_group, then wrap the "
+            "module again"
+          : "an earlier backward pass of this DistributedDataParallel failed "
+            "for good; call destroy_process_group and init_process_group, then "
+            "wrap the module again",
+      group_->context("backward"));
+}
+
+void Transport::fail_for_good() noexcept {
+  failed_ = true;
+  group_->failed = true;
+}
+
 std::unique_ptr<Transport> make_transport(
     std::shared_ptr<distributed::Group> group,
     const std::vector<NamedTensor>& parameters,

@@ -18,7 +18,13 @@ namespace lockstep::nn {
 /// pass. All ranks go through the same rounds. Calls come from one thread.
 class Transport {
  public:
+  explicit Transport(std::shared_ptr<distributed::Group> group)
+      : group_(std::move(group)) {}
   virtual ~Transport() = default;
+
+  /// Whether rounds can still be averaged: until the group fails or is
+  /// destroyed.
+  [[nodiscard]] bool usable() const noexcept;
 
   /// A backward pass produced its first gradient.
   virtual void begin() = 0;
@@ -31,14 +37,21 @@ class Transport {
   /// peers know and throws InvalidArgument that names them.
   [[noreturn]] virtual void fail_unready(
       const std::vector<size_t>& missing) = 0;
-  /// The round ends here without `finish`, because of an exception.
+  /// The round ends here without `finish`, or with an exception from it.
   virtual void abandon() noexcept = 0;
 
   /// Lets large tensors that the calling thread allocates from now on be born
   /// where peers can reduce them, until `stop_arena`.
   virtual void start_arena() noexcept {}
   virtual void stop_arena() noexcept {}
-  [[nodiscard]] virtual bool has_arena() const noexcept { return false; }
+
+ protected:
+  /// Throws InvalidArgument that says what to do when not `usable`.
+  void check_usable() const;
+  void fail_for_good() noexcept;
+
+  const std::shared_ptr<distributed::Group> group_;
+  bool failed_ = false;
 };
 
 /// Over shared memory where all ranks share a host, else over the group's

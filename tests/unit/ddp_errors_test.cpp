@@ -4,6 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
 
 #include "ddp_support.h"
 #include "lockstep/core/error.h"
@@ -16,75 +18,13 @@ namespace lockstep {
 namespace {
 
 using test::formula;
-using test::gradients;
 using test::loss_of;
+using test::message_of;
 using test::mlp;
-using test::share;
 using testing::run_ranks;
+using namespace std::chrono_literals;
 
 constexpr int64_t kRows = 4;
-
-template <class E, class Fn>
-std::string message_of(const Fn& fn) {
-  try {
-    fn();
-  } catch (const E& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "the expected error was not thrown";
-  return {};
-}
-
-/// Two branches, of which a forward uses one.
-struct Branches : torch::nn::Module {
-  Branches()
-      : a(register_module("A", torch::nn::Linear(6, 2))),
-        b(register_module("B", torch::nn::Linear(6, 2))) {}
-  torch::Tensor forward(const torch::Tensor& x, bool use_a, bool use_b) {
-    auto result = torch::zeros({x.size(0), 2});
-    if (use_a) result = result + a(x);
-    if (use_b) result = result + b(x);
-    return result;
-  }
-  torch::nn::Linear a;
-  torch::nn::Linear b;
-};
-
-/// Throws in its backward pass where asked to.
-struct Trap : torch::autograd::Function<Trap> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* context,
-                               const torch::Tensor& x,
-                               bool armed) {
-    context->saved_data["armed"] = armed;
-    return x.clone();
-  }
-  static torch::autograd::tensor_list backward(
-      torch::autograd::AutogradContext* context,
-      const torch::autograd::tensor_list& gradients) {
-    if (context->saved_data["armed"].toBool()) {
-      throw std::runtime_error("a user's error in backward");
-    }
-    return {gradients[0], torch::Tensor()};
-  }
-};
-
-struct Trapped : torch::nn::Module {
-  Trapped()
-      : first(register_module("first", torch::nn::Linear(6, 5))),
-        second(register_module("second", torch::nn::Linear(5, 3))) {
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {
-      parameter.copy_(formula(parameter.sizes(), 4));
-    }
-  }
-  torch::Tensor forward(const torch::Tensor& x, bool armed = false) {
-    if (x.size(1) != 6)
-      throw std::invalid_argument("a user's error in forward");
-    return second(Trap::apply(torch::tanh(first(x)), armed));
-  }
-  torch::nn::Linear first;
-  torch::nn::Linear second;
-};
 
 class DdpErrorsOver : public ::testing::TestWithParam<std::string> {
  protected:
@@ -98,95 +38,6 @@ INSTANTIATE_TEST_SUITE_P(Backends,
                          ::testing::ValuesIn(test::kDdpBackends),
                          [](const auto& one) { return one.param; });
 
-TEST_P(DdpErrorsOver, ParametersWithoutGradientAreNamedOnEveryRank) {
-  std::atomic<int> named{0};
-  ranks(2, [&](int) {
-    auto model = DistributedDataParallel(std::make_shared<Branches>());
-    auto loss = loss_of(model->forward(formula({kRows, 6}), true, false));
-    const auto text = message_of<InvalidArgument>([&] { loss.backward(); });
-    EXPECT_NE(text.find("\"B.weight\", \"B.bias\""), std::string::npos) << text;
-    ++named;
-  });
-  EXPECT_EQ(named, 2);
-}
-
-TEST_P(DdpErrorsOver, AParameterWithoutGradientOnOneRankIsNamedOnBoth) {
-  std::atomic<int> named{0};
-  ranks(2, [&](int rank) {
-    auto model = DistributedDataParallel(std::make_shared<Branches>());
-    auto loss = loss_of(model->forward(formula({kRows, 6}), true, rank == 0));
-    const auto text = message_of<Error>([&] { loss.backward(); });
-    EXPECT_NE(text.find("\"B.weight\""), std::string::npos) << text;
-    ++named;
-    // A rank that destroys its group says so, which would be the news then.
-    const auto start = std::chrono::steady_clock::now();
-    while (named < 2 && std::chrono::steady_clock::now() - start <
-                            std::chrono::seconds(20)) {
-      std::this_thread::yield();
-    }
-  });
-  EXPECT_EQ(named, 2);
-}
-
-TEST_P(DdpErrorsOver, AUsersErrorLeavesTheWrapperUsable) {
-  const auto batch = formula({2 * kRows, 6});
-  auto net = std::make_shared<Trapped>();
-  loss_of(net->forward(batch)).backward();
-  const auto expected = gradients(net->parameters());
-  ranks(2, [&](int rank) {
-    auto model = DistributedDataParallel(std::make_shared<Trapped>());
-    const auto input = share(batch, rank, kRows);
-    for (int round = 0; round < 3; ++round) {
-      EXPECT_THROW((void)model->forward(formula({kRows, 5})),
-                   std::invalid_argument);
-      // Between forward and backward.
-      (void)model->forward(input);
-      auto loss = loss_of(model->forward(input, true));
-      // In the middle of backward, when some gradients are on their way.
-      EXPECT_THROW(loss.backward(), std::runtime_error);
-      for (auto& parameter : model->parameters())
-        parameter.mutable_grad().reset();
-      loss_of(model->forward(input)).backward();
-      const auto actual = gradients(model->parameters());
-      for (size_t i = 0; i < actual.size(); ++i) {
-        EXPECT_TRUE(torch::allclose(actual[i], expected[i], 0, 1e-6));
-      }
-    }
-  });
-}
-
-TEST(DdpErrors, APassThatEndsOnOneRankFailsOnTheOthersAtOnce) {
-  const auto batch = formula({2 * kRows, 6});
-  run_ranks(
-      2,
-      [&](int rank) {
-        auto model = DistributedDataParallel(std::make_shared<Trapped>());
-        const auto input = share(batch, rank, kRows);
-        for (int round = 0; round < 3; ++round) {
-          for (const int culprit : {0, 1}) {
-            auto loss = loss_of(model->forward(input, rank == culprit));
-            if (rank == culprit) {
-              EXPECT_THROW(loss.backward(), std::runtime_error);
-            } else {
-              const auto text =
-                  message_of<MismatchError>([&] { loss.backward(); });
-              EXPECT_NE(text.find("rank " + std::to_string(culprit)),
-                        std::string::npos)
-                  << text;
-            }
-            for (auto& parameter : model->parameters()) {
-              parameter.mutable_grad().reset();
-            }
-            loss_of(model->forward(input)).backward();
-            auto reference = model->parameters()[0].grad().clone();
-            broadcast(reference);
-            EXPECT_TRUE(torch::equal(reference, model->parameters()[0].grad()));
-          }
-        }
-      },
-      {.backend = "shm"});
-}
-
 TEST(DdpErrors, APeerThatLeavesOrIsLateIsNamed) {
   run_ranks(2,
             [](int rank) {
@@ -199,22 +50,33 @@ TEST(DdpErrors, APeerThatLeavesOrIsLateIsNamed) {
               EXPECT_THROW(again.backward(), InvalidArgument);
             },
             {.backend = "shm"});
-  std::atomic<bool> timed_out{false};
-  run_ranks(2,
+}
+
+TEST_P(DdpErrorsOver, ALateRankIsNamedByAllThatWaitForIt) {
+  std::atomic<int> timed_out{0};
+  run_ranks(3,
             [&](int rank) {
               auto model = DistributedDataParallel(mlp());
-              if (rank == 1) {
-                while (!timed_out) std::this_thread::yield();
+              if (rank == 2) {
+                while (timed_out < 2) std::this_thread::sleep_for(1ms);
                 return;
               }
               auto loss = loss_of(model->forward(formula({kRows, 6})));
-              const auto text =
-                  message_of<TimeoutError>([&] { loss.backward(); });
-              EXPECT_NE(text.find("rank 1 did not arrive"), std::string::npos)
-                  << text;
-              timed_out = true;
+              // The first to give up does not become the culprit for the
+              // others.
+              if (rank == 1) std::this_thread::sleep_for(400ms);
+              try {
+                loss.backward();
+                ADD_FAILURE() << "no error";
+              } catch (const TimeoutError& error) {
+                EXPECT_EQ(error.context().peers, std::vector<int>{2})
+                    << error.what();
+              } catch (const Error& error) {
+                ADD_FAILURE() << error.what();
+              }
+              ++timed_out;
             },
-            {.backend = "shm", .timeout = std::chrono::milliseconds(300)});
+            {.backend = GetParam(), .timeout = 2s});
 }
 
 TEST_P(DdpErrorsOver, WhatCannotBeAveragedIsRefused) {
@@ -239,6 +101,68 @@ TEST_P(DdpErrorsOver, WhatCannotBeAveragedIsRefused) {
     EXPECT_NE(text.find("\"0.weight\" has a sparse gradient"),
               std::string::npos)
         << text;
+  });
+}
+
+TEST_P(DdpErrorsOver, ModelsThatCannotBeAveragedAreRefusedOnEveryRank) {
+  ranks(2, [](int) {
+    auto complex = mlp();
+    complex->register_parameter("z", torch::ones(2, torch::kComplexFloat));
+    EXPECT_NE(message_of<Unsupported>([&] {
+                DistributedDataParallel model(complex);
+              }).find("\"z\" has dtype ComplexFloat"),
+              std::string::npos);
+    auto spread = mlp();
+    spread->register_parameter("m", torch::ones(2, torch::kMeta));
+    EXPECT_NE(message_of<InvalidArgument>([&] {
+                DistributedDataParallel model(spread);
+              }).find("\"m\" is on meta, \"0.weight\" on cpu"),
+              std::string::npos);
+  });
+}
+
+TEST_P(DdpErrorsOver, AModuleConvertedAfterWrappingIsRefused) {
+  ranks(2, [](int) {
+    auto net = mlp();
+    auto model = DistributedDataParallel(net);
+    net->to(torch::kDouble);
+    auto loss = loss_of(model->forward(formula({kRows, 6}).to(torch::kDouble)));
+    auto text = message_of<InvalidArgument>([&] { loss.backward(); });
+    EXPECT_NE(text.find("was converted after wrapping"), std::string::npos)
+        << text;
+
+    auto normed = torch::nn::Sequential(torch::nn::BatchNorm1d(6));
+    auto other = DistributedDataParallel(normed);
+    normed->to(torch::kDouble);
+    text = message_of<InvalidArgument>([&] {
+      (void)other->forward(formula({kRows, 6}).to(torch::kDouble));
+    });
+    EXPECT_NE(text.find("buffer \"0.running_mean\" was converted"),
+              std::string::npos)
+        << text;
+  });
+}
+
+TEST_P(DdpErrorsOver, AfterItsGroupAWrapperIsRefusedAndCanBeReplaced) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ranks(2, [&](int rank) {
+    auto net = mlp();
+    auto old = DistributedDataParallel(net);
+    loss_of(old->forward(formula({kRows, 6}))).backward();
+    destroy_process_group();
+    auto loss = loss_of(old->forward(formula({kRows, 6})));
+    const auto text = message_of<InvalidArgument>([&] { loss.backward(); });
+    EXPECT_NE(text.find("the group was destroyed"), std::string::npos) << text;
+
+    init_process_group(
+        store,
+        {.backend = GetParam(), .timeout = 20s, .world_size = 2, .rank = rank});
+    auto model = DistributedDataParallel(net);
+    for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
+    loss_of(model->forward(formula({kRows, 6}, rank))).backward();
+    auto reference = net->parameters()[0].grad().clone();
+    broadcast(reference);
+    EXPECT_TRUE(torch::equal(reference, net->parameters()[0].grad()));
   });
 }
 

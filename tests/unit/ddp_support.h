@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <string>
@@ -51,6 +52,17 @@ inline std::vector<at::Tensor> gradients(
     result.push_back(parameter.grad().clone());
   }
   return result;
+}
+
+template <class E, class Fn>
+std::string message_of(const Fn& fn) {
+  try {
+    fn();
+  } catch (const E& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "the expected error was not thrown";
+  return {};
 }
 
 }  // namespace lockstep::test

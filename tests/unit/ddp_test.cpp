@@ -18,6 +18,7 @@ namespace {
 using test::formula;
 using test::gradients;
 using test::loss_of;
+using test::message_of;
 using test::mlp;
 using test::share;
 using testing::run_ranks;
@@ -49,17 +50,6 @@ void expect_same_on_all_ranks(const std::vector<at::Tensor>& tensors) {
     broadcast(reference);
     EXPECT_TRUE(torch::equal(tensor, reference));
   }
-}
-
-template <class E, class Fn>
-std::string message_of(const Fn& fn) {
-  try {
-    fn();
-  } catch (const E& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "the expected error was not thrown";
-  return {};
 }
 
 class DdpOver : public ::testing::TestWithParam<std::string> {
@@ -136,6 +126,29 @@ TEST_P(DdpOver, OtherDtypes) {
             torch::equal(parameter.grad(), torch::full_like(parameter, 1.5)));
       }
     });
+  }
+}
+
+TEST_P(DdpOver, TheSumOfHalfGradientsMayBeBeyondTheirRange) {
+  for (const bool interop : {false, true}) {
+    if (interop && GetParam() != "gloo") continue;
+    run_ranks(2,
+              [](int) {
+                auto net = mlp();
+                net->to(torch::kHalf);
+                auto model = DistributedDataParallel(net);
+                (void)model->forward(torch::zeros({1, 6}, torch::kHalf));
+                at::Tensor loss = torch::zeros({}, torch::kHalf);
+                for (auto& parameter : model->parameters()) {
+                  loss = loss + parameter.sum() * 60000;
+                }
+                loss.backward();
+                for (auto& parameter : model->parameters()) {
+                  EXPECT_TRUE(torch::equal(parameter.grad(),
+                                           torch::full_like(parameter, 60000)));
+                }
+              },
+              {.backend = GetParam(), .interop = interop});
   }
 }
 
@@ -253,6 +266,21 @@ TEST_P(DdpOver, TheForwardDecidesWhetherAPassIsAveraged) {
     }
     loss.backward();
     EXPECT_FALSE(averaged());
+
+    // As in PyTorch: one forward outside no_sync is enough.
+    loss = loss_of(model->forward(input));
+    {
+      const auto scope = model->no_sync();
+      loss = loss + loss_of(model->forward(input));
+    }
+    loss.backward();
+    EXPECT_TRUE(averaged());
+    loss_of(model->module()->forward(input)).backward();
+    EXPECT_FALSE(averaged());
+    loss = loss_of(model->forward(input));
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    EXPECT_TRUE(averaged());
   });
 }
 
@@ -294,6 +322,69 @@ struct Tied : torch::nn::Module {
   torch::nn::Linear first;
   torch::Tensor tied;
 };
+
+/// Keeps nothing of `layer`'s forward, which backward runs again, with a
+/// backward pass inside.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context,
+                               const torch::Tensor& x,
+                               torch::nn::LinearImpl* layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = reinterpret_cast<int64_t>(layer);
+    return layer->forward(x);
+  }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::tensor_list& gradients) {
+    const auto x = context->get_saved_variables()[0].detach();
+    x.set_requires_grad(true);
+    auto* layer = reinterpret_cast<torch::nn::LinearImpl*>(
+        context->saved_data["layer"].toInt());
+    const torch::AutoGradMode grad_mode(true);
+    layer->forward(x).backward(gradients[0]);
+    return {x.grad(), torch::Tensor()};
+  }
+};
+
+struct Checkpointed : torch::nn::Module {
+  explicit Checkpointed(int64_t hidden)
+      : net(register_module(
+            "net",
+            torch::nn::Sequential(torch::nn::Linear(6, hidden),
+                                  torch::nn::Linear(hidden, hidden),
+                                  torch::nn::Linear(hidden, 3)))) {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(formula(parameter.sizes(), 2) * 0.1);
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto layer = [this](int i) {
+      return net->ptr(i)->as<torch::nn::Linear>();
+    };
+    const auto inner = Checkpoint::apply(layer(0)->forward(x), layer(1));
+    return layer(2)->forward(inner);
+  }
+  torch::nn::Sequential net;
+};
+
+TEST_P(DdpOver, ABackwardInsideBackward) {
+  const auto batch = formula({2 * kRows, 6});
+  for (const int64_t hidden : {5, 300}) {
+    const auto expected =
+        whole_batch(std::make_shared<Checkpointed>(hidden), batch);
+    ranks(2, [&](int rank) {
+      auto model =
+          DistributedDataParallel(std::make_shared<Checkpointed>(hidden));
+      for (int step = 0; step < 3; ++step) {
+        for (auto& parameter : model->parameters())
+          parameter.mutable_grad().reset();
+        loss_of(model->forward(share(batch, rank, kRows))).backward();
+        expect_close(gradients(model->parameters()), expected, 1e-5);
+      }
+    });
+  }
+}
 
 TEST_P(DdpOver, TiedWeightsAndFrozenParameters) {
   const auto batch = formula({2 * kRows, 6});
@@ -355,6 +446,35 @@ TEST_P(DdpOver, BuffersFollowRankZeroInTrainingOnly) {
     auto others = own.clone();
     broadcast(others);
     EXPECT_EQ(rank == 0, torch::equal(own, others));
+  });
+}
+
+TEST_P(DdpOver, BuffersOfAnyKindAreCopied) {
+  ranks(2, [](int rank) {
+    auto net = mlp();
+    const auto buffer = [&](const char* name, const at::Tensor& tensor) {
+      return net->register_buffer(name, tensor);
+    };
+    const std::vector<at::Tensor> buffers = {
+        buffer("flag", torch::full({3}, rank == 0, torch::kBool)),
+        buffer("counter", torch::tensor(int64_t{rank + 7})),
+        buffer("turned", torch::full({2, 5}, rank + 0.5).t()),
+        buffer("none", torch::empty({0})),
+        buffer("half", torch::full({7}, rank + 2, torch::kHalf))};
+    auto model = DistributedDataParallel(net);
+    const std::vector<at::Tensor> expected = {
+        torch::ones(3, torch::kBool),
+        torch::tensor(int64_t{7}),
+        torch::full({5, 2}, 0.5),
+        torch::empty({0}),
+        torch::full({7}, 2, torch::kHalf)};
+    for (int step = 0; step < 2; ++step) {
+      for (size_t i = 0; i < buffers.size(); ++i) {
+        EXPECT_TRUE(torch::equal(buffers[i], expected[i])) << i;
+        if (rank == 1) buffers[i].fill_(0);
+      }
+      (void)model->forward(formula({kRows, 6}));
+    }
   });
 }
 

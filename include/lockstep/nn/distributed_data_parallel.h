@@ -31,10 +31,11 @@ namespace lockstep {
 /// `torch::jit::Module`, or any callable with `parameters()`. Names get no
 /// prefix. In a world of one everything goes straight to the module.
 ///
-/// A pass is averaged or not as the last `forward` before it was called: inside
-/// `no_sync` it is not. Every trainable parameter must get a gradient in such a
-/// pass. The gradients that `backward` leaves are equal on all ranks, bit for
-/// bit, and repeat: they are summed in rank order.
+/// A pass is averaged when it goes through an output of a `forward` that was
+/// called outside `no_sync`, and so is the first pass after such a forward.
+/// Every trainable parameter must get a gradient in such a pass. The gradients
+/// that `backward` leaves are equal on all ranks, bit for bit, and repeat: they
+/// are summed in rank order.
 ///
 /// Copies share the module and its gradients' exchange. All calls of one
 /// wrapper come from one thread.
@@ -45,7 +46,9 @@ class DistributedDataParallel {
   /// rank 0's parameters and buffers to all. Shares ownership of the module.
   /// Move the module to its device before.
   /// \throws InvalidArgument  no parameter requires a gradient; a parameter
-  ///     belongs to another living wrapper; no group where one is needed
+  ///     belongs to another living wrapper whose group can be used; parameters
+  ///     on several devices; no group where one is needed
+  /// \throws Unsupported  a trainable parameter's dtype cannot be averaged
   /// \throws MismatchError  on every rank, naming the first parameter or buffer
   ///     whose name, shape, dtype or requires_grad differs
   /// \throws TimeoutError, PeerLost, BackendError
@@ -75,8 +78,8 @@ class DistributedDataParallel {
     return outputs;
   }
 
-  /// Leaves the gradients of the passes whose forward runs inside the scope on
-  /// their rank; they add up, and the first pass after it averages the sum.
+  /// Leaves the gradients of passes through forwards inside the scope alone on
+  /// their rank; they add up, and the first averaged pass averages the sum.
   /// Scopes nest and end with an exception too. Mirrors `no_sync`.
   class [[nodiscard]] NoSync {
    public:

@@ -12,9 +12,10 @@ namespace lockstep {
 
 /// Arguments of `DistributedDataParallel`, all optional.
 struct DistributedDataParallelOptions {
-  /// Largest message in MiB where gradients travel through a process group's
-  /// backend; the first is at most 1 MiB so that it leaves early. Between ranks
-  /// of one host gradients are reduced in shared memory and it has no effect.
+  /// Where gradients travel through a process group's backend they are gathered
+  /// in buckets, each of which leaves when it holds so many MiB or more; the
+  /// first at 1 MiB already. Between ranks of one host gradients are reduced in
+  /// shared memory and it has no effect.
   double bucket_cap_mb = 25;
   /// Copy rank 0's buffers to all ranks before each training forward.
   bool broadcast_buffers = true;
