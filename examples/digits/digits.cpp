@@ -3,8 +3,11 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
+#include <charconv>
 #include <cstdio>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "idx.h"
@@ -114,10 +117,25 @@ void train(const std::string& folder, int epochs) {
       static_cast<int>(ranks));
 }
 
+/// A whole number from 1 on.
+std::optional<int> parse_epochs(std::string_view text) {
+  int epochs = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), epochs);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && epochs > 0 ? std::optional(epochs) : std::nullopt;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  const auto epochs = parse_epochs(argc > 2 ? argv[2] : "12");
+  if (!epochs || argc > 3) {
+    std::fputs("usage: digits [DATA_FOLDER [EPOCHS]], EPOCHS from 1 on\n",
+               stderr);
+    return 2;
+  }
   lockstep::init_process_group();
-  train(argc > 1 ? argv[1] : "data/digits", argc > 2 ? std::stoi(argv[2]) : 12);
+  train(argc > 1 ? argv[1] : "data/digits", *epochs);
   lockstep::destroy_process_group();
 }

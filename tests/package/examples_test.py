@@ -3,6 +3,7 @@
 import concurrent.futures
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -109,6 +110,16 @@ class Digits(unittest.TestCase):
 
     def test_one_process(self):
         self.train()
+
+    def test_wrong_epochs_give_the_usage(self):
+        for epochs in ("0", "-1", "many", "3x"):
+            result = subprocess.run(
+                [BIN / "digits", SOURCE / "data/digits", epochs],
+                capture_output=True,
+                text=True,
+            )
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("usage: digits", result.stderr)
 
     def test_two_processes_repeat(self):
         launcher = (BIN / "lockstep", "run", "--nproc-per-node", 2)
