@@ -26,6 +26,8 @@ using testing::run_ranks;
 using namespace std::chrono_literals;
 
 constexpr int64_t kRows = 4;
+/// Over a backend each gradient is sent by itself.
+const DistributedDataParallelOptions kOneByOne = {.bucket_cap_mb = 1e-6};
 
 /// Two branches, of which a forward uses one.
 struct Branches : torch::nn::Module {
@@ -110,7 +112,8 @@ void expect_same_on_both(const std::vector<at::Tensor>& parameters) {
 TEST_P(DdpAbandoned, ParametersWithoutGradientAreNamedOnEveryRank) {
   std::atomic<int> named{0};
   ranks(2, [&](int) {
-    auto model = DistributedDataParallel(std::make_shared<Branches>());
+    auto model =
+        DistributedDataParallel(std::make_shared<Branches>(), kOneByOne);
     auto loss = loss_of(model->forward(formula({kRows, 6}), true, false));
     const auto text = message_of<InvalidArgument>([&] { loss.backward(); });
     EXPECT_NE(text.find("\"B.weight\", \"B.bias\""), std::string::npos) << text;
@@ -122,7 +125,8 @@ TEST_P(DdpAbandoned, ParametersWithoutGradientAreNamedOnEveryRank) {
 TEST_P(DdpAbandoned, AParameterWithoutGradientOnOneRankIsNamedOnBoth) {
   std::atomic<int> named{0};
   ranks(2, [&](int rank) {
-    auto model = DistributedDataParallel(std::make_shared<Branches>());
+    auto model =
+        DistributedDataParallel(std::make_shared<Branches>(), kOneByOne);
     auto loss = loss_of(model->forward(formula({kRows, 6}), true, rank == 0));
     const auto text = message_of<Error>([&] { loss.backward(); });
     EXPECT_NE(text.find("\"B.weight\""), std::string::npos) << text;
@@ -142,7 +146,8 @@ TEST_P(DdpAbandoned, AUsersErrorLeavesTheWrapperUsable) {
   loss_of(net->forward(batch)).backward();
   const auto expected = gradients(net->parameters());
   ranks(2, [&](int rank) {
-    auto model = DistributedDataParallel(std::make_shared<Trapped>());
+    auto model =
+        DistributedDataParallel(std::make_shared<Trapped>(), kOneByOne);
     const auto input = share(batch, rank, kRows);
     for (int round = 0; round < 3; ++round) {
       EXPECT_THROW((void)model->forward(formula({kRows, 5})),
@@ -166,7 +171,8 @@ TEST_P(DdpAbandoned, AUsersErrorLeavesTheWrapperUsable) {
 TEST_P(DdpAbandoned, APassThatEndsOnOneRankFailsOnTheOthersAtOnce) {
   const auto batch = formula({2 * kRows, 6});
   ranks(2, [&](int rank) {
-    auto model = DistributedDataParallel(std::make_shared<Trapped>());
+    auto model =
+        DistributedDataParallel(std::make_shared<Trapped>(), kOneByOne);
     const auto input = share(batch, rank, kRows);
     for (int round = 0; round < 3; ++round) {
       for (const int culprit : {0, 1}) {
@@ -201,7 +207,8 @@ TEST_P(DdpAbandoned, APassThatEndsWhenTheOthersAreDoneFailsTheNextOnAll) {
     }
   };
   ranks(2, [&](int rank) {
-    auto model = DistributedDataParallel(std::make_shared<Trapped>());
+    auto model =
+        DistributedDataParallel(std::make_shared<Trapped>(), kOneByOne);
     const auto input = share(batch, rank, kRows);
     for (const int culprit : {0, 1, 0}) {
       auto loss = loss_of(model->forward(input, rank == culprit, true));
