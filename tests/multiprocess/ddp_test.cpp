@@ -5,8 +5,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -64,14 +62,6 @@ LOCKSTEP_PROCESS(train_until_a_peer_is_lost) {
   return 0;
 }
 
-std::set<std::string> shared_memory() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    names.insert(entry.path().filename());
-  }
-  return names;
-}
-
 struct KillCase {
   const char* name;
   const char* backend;
@@ -97,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Cases,
                          });
 
 TEST_P(DdpKill, SurvivorsNameTheRankThatDiedDuringTraining) {
-  const auto before = shared_memory();
+  const auto before = shared_memory_files();
   for (int round = 0; round < 5; ++round) {
     const int victim = round % 3;
     Ranks ranks(3,
@@ -121,7 +111,7 @@ TEST_P(DdpKill, SurvivorsNameTheRankThatDiedDuringTraining) {
       EXPECT_EQ(results[rank].ok(), rank != victim) << results[rank];
     }
   }
-  EXPECT_EQ(shared_memory(), before);
+  EXPECT_EQ(shared_memory_files(), before);
 }
 
 LOCKSTEP_PROCESS(wrap_models_that_differ) {

@@ -4,8 +4,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <set>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -114,14 +112,6 @@ LOCKSTEP_PROCESS(die_while_connecting) {
   }
 }
 
-std::set<std::string> shared_memory_files() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    names.insert(entry.path().filename().string());
-  }
-  return names;
-}
-
 /// Rank `victim` is lost; the others must write `line` within `limit` and end
 /// well.
 void expect_named(test::Ranks& ranks,
@@ -149,7 +139,7 @@ void expect_running(test::Ranks& ranks) {
 }
 
 TEST(LostGlooPeer, AKillIsNamedWithinTwoSeconds50Times) {
-  const auto before = shared_memory_files();
+  const auto before = test::shared_memory_files();
   for (int round = 0; round < 50 && !HasFailure(); ++round) {
     SCOPED_TRACE(round);
     const int victim = round % 3;
@@ -158,7 +148,7 @@ TEST(LostGlooPeer, AKillIsNamedWithinTwoSeconds50Times) {
     ranks[victim].signal(SIGKILL);
     expect_named(ranks, victim, "lost " + std::to_string(victim) + ".\n", 2s);
   }
-  EXPECT_EQ(shared_memory_files(), before);
+  EXPECT_EQ(test::shared_memory_files(), before);
 }
 
 TEST(LostGlooPeer, OneStoppedBetweenCallsIsNamedAtTheDeadline) {

@@ -7,9 +7,7 @@
 
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <random>
-#include <set>
 #include <thread>
 
 #include "core/env.h"
@@ -33,14 +31,6 @@ double processor_seconds() {
   return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
          static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec) *
              1e-6;
-}
-
-std::set<std::string> shared_files() {
-  std::set<std::string> names;
-  for (const auto& file : std::filesystem::directory_iterator("/dev/shm")) {
-    names.insert(file.path().filename());
-  }
-  return names;
 }
 
 void report(const char* type, const Error& error) {
@@ -89,7 +79,7 @@ int64_t time_of_error(const Result& result) {
 }
 
 TEST(ShmProcesses, AKilledRankIsNamedByAllWithinTwoSeconds) {
-  const auto before = shared_files();
+  const auto before = shared_memory_files();
   std::mt19937 random(1);
   for (int round = 0; round < 50; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
@@ -118,7 +108,7 @@ TEST(ShmProcesses, AKilledRankIsNamedByAllWithinTwoSeconds) {
     }
     ASSERT_FALSE(HasFailure());
   }
-  EXPECT_EQ(shared_files(), before);
+  EXPECT_EQ(shared_memory_files(), before);
 }
 
 TEST(ShmProcesses, AStoppedRankIsNamedAtTheDeadline) {

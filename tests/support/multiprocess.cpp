@@ -247,6 +247,18 @@ Fd reserve_port(uint16_t& port) {
   return fd;
 }
 
+std::set<std::string> shared_memory_files() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const auto name = entry.path().filename().string();
+    if (!name.starts_with("vader_segment.") &&
+        !name.starts_with("sm_segment.")) {
+      names.insert(name);
+    }
+  }
+  return names;
+}
+
 TempDir::TempDir() {
   auto name = (std::filesystem::temp_directory_path() / "lockstep-test-XXXXXX")
                   .string();

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iosfwd>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -123,6 +124,10 @@ class TempDir {
  private:
   std::filesystem::path path_;
 };
+
+/// Names in /dev/shm, without those of Open MPI: a test that runs meanwhile may
+/// use it.
+std::set<std::string> shared_memory_files();
 
 /// Registers a function under a name; see LOCKSTEP_PROCESS.
 struct ProcessEntry {

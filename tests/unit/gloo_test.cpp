@@ -5,6 +5,7 @@
 #include <complex>
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -289,12 +290,14 @@ TEST(GlooBackend, ARankThatDoesNotCallIsNamedAtTheDeadline) {
 }
 
 TEST(GlooBackend, WaitTakesATimeout) {
-  run_gloo(2, [](int rank, c10d::Backend& backend) {
-    if (rank == 1) std::this_thread::sleep_for(300ms);
+  std::promise<void> timed_out;
+  run_gloo(2, [&](int rank, c10d::Backend& backend) {
+    if (rank == 1) timed_out.get_future().wait_for(20s);
     Tensors tensors = {torch::ones(1)};
     const auto work = backend.allreduce(tensors);
     if (rank == 0) {
       EXPECT_THROW(work->wait(10ms), TimeoutError);
+      timed_out.set_value();
     }
     work->wait();
     EXPECT_EQ(tensors[0].item<float>(), 2);
