@@ -15,6 +15,7 @@
 #include "lockstep/distributed/collectives.h"
 #include "lockstep/distributed/process_group.h"
 #include "support/multiprocess.h"
+#include "support/two_hosts.h"
 
 namespace lockstep {
 namespace {
@@ -108,6 +109,23 @@ TEST(GlooNetwork, AHostNameThatDoesNotResolveIsNoObstacle) {
     EXPECT_EQ(result.exit_code, 0) << result;
     EXPECT_EQ(result.out, "sum 3\nlistens 0100007F\n") << result;
   }
+}
+
+TEST(GlooNetwork, RanksOfTwoHostsListenOnTheNetworkBetweenThem) {
+  const test::TwoHosts hosts;
+  if (!hosts.made()) GTEST_SKIP() << "may not make network namespaces";
+  std::vector<test::Command> commands;
+  for (int host = 0; host < 2; ++host) {
+    commands.push_back(
+        hosts.on(host,
+                 test::at_entry("sum_and_show_listeners",
+                                {{"MASTER_ADDR", test::TwoHosts::address(0)},
+                                 {"LOCAL_RANK", "0"},
+                                 {"LOCAL_WORLD_SIZE", "1"}})));
+  }
+  const auto results = test::Ranks(std::move(commands)).wait();
+  EXPECT_EQ(results[0].out, "sum 3\nlistens 01004D0A\n") << results[0];
+  EXPECT_EQ(results[1].out, "sum 3\nlistens 02004D0A\n") << results[1];
 }
 
 TEST(GlooNetwork, AnUnknownInterfaceIsRefusedOnEveryRank) {

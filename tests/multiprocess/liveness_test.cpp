@@ -14,6 +14,7 @@
 #include "core/clock.h"
 #include "core/env.h"
 #include "support/multiprocess.h"
+#include "support/two_hosts.h"
 
 namespace lockstep::comm {
 namespace {
@@ -214,47 +215,8 @@ TEST_F(LivenessProcesses, MoreRanksThanCoresStart) {
   }
 }
 
-/// Two network namespaces with a cable between them, in place of two hosts.
-class TwoHosts {
- public:
-  TwoHosts() : tag_(std::to_string(::getpid())) {
-    made_ = ip("netns add " + host(0)) && ip("netns add " + host(1)) &&
-            ip("link add lk0" + tag_ + " netns " + host(0) +
-               " type veth peer name lk1" + tag_ + " netns " + host(1));
-    for (int i = 0; made_ && i < 2; ++i) {
-      const auto link = "lk" + std::to_string(i) + tag_;
-      made_ = ip("-n " + host(i) + " addr add 10.77.0." +
-                 std::to_string(i + 1) + "/24 dev " + link) &&
-              ip("-n " + host(i) + " link set " + link + " up");
-    }
-  }
-  ~TwoHosts() {
-    ip("netns del " + host(0));
-    ip("netns del " + host(1));
-  }
-
-  [[nodiscard]] bool made() const { return made_; }
-
-  test::Command on(int index, test::Command command) const {
-    command.argv.insert(command.argv.begin(),
-                        {"ip", "netns", "exec", host(index)});
-    return command;
-  }
-
- private:
-  [[nodiscard]] std::string host(int index) const {
-    return "lockstep" + tag_ + "-" + std::to_string(index);
-  }
-  static bool ip(const std::string& arguments) {
-    return test::run({.argv = {"sh", "-c", "ip " + arguments}}, 10s).ok();
-  }
-
-  const std::string tag_;
-  bool made_ = false;
-};
-
 TEST_F(LivenessProcesses, ADeathIsKnownOnOtherHosts) {
-  const TwoHosts hosts;
+  const test::TwoHosts hosts;
   if (!hosts.made()) GTEST_SKIP() << "may not make network namespaces";
   std::vector<test::Command> commands;
   for (const int host : {0, 0, 1, 1}) {

@@ -231,6 +231,25 @@ TEST_P(Worlds, MeetByJobName) {
   expect_all_met({results.begin() + n, results.end()});
 }
 
+TEST_P(Worlds, MeetBySlurmStep) {
+  // Two steps of one job at the same time.
+  const int n = GetParam();
+  std::vector<Environment> environments;
+  for (const char* step : {"0", "1"}) {
+    for (int rank = 0; rank < n; ++rank) {
+      environments.push_back(bare({{"SLURM_PROCID", std::to_string(rank)},
+                                   {"SLURM_LOCALID", std::to_string(rank)},
+                                   {"SLURM_STEP_NUM_TASKS", std::to_string(n)},
+                                   {"SLURM_STEP_NUM_NODES", "1"},
+                                   {"SLURM_JOB_ID", std::to_string(::getpid())},
+                                   {"SLURM_STEP_ID", step}}));
+    }
+  }
+  const auto results = run_all("meet", environments);
+  expect_all_met({results.begin(), results.begin() + n});
+  expect_all_met({results.begin() + n, results.end()});
+}
+
 TEST(Rendezvous, NamesOfOneAddressMeet) {
   for (const auto& [first, second] :
        {std::pair{"localhost", "127.0.0.1"}, {"127.0.0.1", "localhost"}}) {
