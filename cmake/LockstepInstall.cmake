@@ -1,8 +1,9 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
 
+# CMake's INSTALL_RPATH_USE_LINK_PATH leaves out a libtorch in the source tree.
 set_target_properties(lockstep PROPERTIES
-  INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
+  INSTALL_RPATH "$ORIGIN;${TORCH_INSTALL_PREFIX}/lib")
 install(TARGETS lockstep EXPORT LockstepTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -1,6 +1,8 @@
 """An outside project builds against the package and runs."""
 
+import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -55,6 +57,15 @@ class InstalledTree(unittest.TestCase):
             for folder in (BUILD, SOURCE / "include", SOURCE / "src"):
                 self.assertNotIn(f"{folder}/", file.read_text(), file)
 
+    def test_library_finds_libtorch_by_itself(self):
+        (library,) = self.prefix.rglob("liblockstep.so")
+        folders = re.search(
+            r"RUNPATH.*\[(.*)\]", run("readelf", "-d", library)
+        )[1].split(":")
+        torch = pathlib.Path(os.environ["Torch_DIR"]).parents[2] / "lib"
+        self.assertIn(torch.resolve(), [pathlib.Path(f).resolve() for f in folders])
+        self.assertNotIn("not found", run("ldd", library))
+
     def test_command_does_not_load_libtorch(self):
         libraries = run("ldd", self.prefix / "bin/lockstep")
         self.assertNotIn("torch", libraries)
@@ -68,6 +79,7 @@ class Subdirectory(unittest.TestCase):
                 HERE / "subdirectory",
                 folder,
                 f"-DLOCKSTEP_SOURCE_DIR={SOURCE}",
+                f"-DTorch_DIR={os.environ['Torch_DIR']}",
                 "-DCMAKE_BUILD_TYPE=Debug",
             )
             output = run(

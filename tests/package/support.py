@@ -10,8 +10,9 @@ CMAKE = os.environ["CMAKE"]
 JOBS = str(min(os.cpu_count(), 4))
 
 
-def run(*command, timeout=600, env=None, cwd=None):
+def run(*command, timeout=600, env=None, cwd=None, unset=()):
     """Runs a command to its end and returns what it printed on stdout."""
+    inherited = {k: v for k, v in os.environ.items() if k not in unset}
     done = subprocess.run(
         [str(word) for word in command],
         stdin=subprocess.DEVNULL,
@@ -19,7 +20,7 @@ def run(*command, timeout=600, env=None, cwd=None):
         stderr=subprocess.PIPE,
         text=True,
         timeout=timeout,
-        env={**os.environ, **(env or {})},
+        env={**inherited, **(env or {})},
         cwd=cwd,
     )
     if done.returncode != 0:
@@ -31,7 +32,8 @@ def run(*command, timeout=600, env=None, cwd=None):
 
 
 def build_project(source, build, *settings):
-    """Configures and builds an outside CMake project."""
+    """Configures and builds an outside CMake project, which is not told where
+    libtorch is."""
     run(
         CMAKE,
         "-S",
@@ -42,7 +44,7 @@ def build_project(source, build, *settings):
         "Ninja",
         f"-DCMAKE_CXX_COMPILER={os.environ['CXX']}",
         "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
-        f"-DTorch_DIR={os.environ['Torch_DIR']}",
         *settings,
+        unset=("Torch_DIR", "CMAKE_PREFIX_PATH"),
     )
     run(CMAKE, "--build", build, "-j", JOBS, timeout=1200)
