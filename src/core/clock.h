@@ -8,6 +8,11 @@ namespace lockstep {
 
 using Clock = std::chrono::steady_clock;
 
+/// Longer time limits are cut to this one: added to a point in time they would
+/// overflow.
+constexpr std::chrono::milliseconds kLongestWait =
+    std::chrono::hours(10 * 365 * 24);
+
 /// A time limit as `poll` takes it.
 inline int poll_limit(std::chrono::milliseconds timeout) {
   return static_cast<int>(std::clamp<int64_t>(timeout.count(), 0, INT_MAX));
@@ -17,7 +22,9 @@ inline int poll_limit(std::chrono::milliseconds timeout) {
 class Deadline {
  public:
   explicit Deadline(std::chrono::milliseconds timeout)
-      : start_(Clock::now()), end_(start_ + timeout) {}
+      : start_(Clock::now()),
+        end_(start_ +
+             std::clamp(timeout, std::chrono::milliseconds(0), kLongestWait)) {}
 
   [[nodiscard]] bool passed() const { return Clock::now() >= end_; }
   /// Never negative.

@@ -6,7 +6,8 @@ namespace lockstep {
 
 std::string host_name() {
   char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "?";
+  const bool known = ::gethostname(name, sizeof name - 1) == 0 && *name != 0;
+  return known ? name : "?";
 }
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/poll_until.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::rendezvous {
@@ -127,8 +128,7 @@ bool accepts(const Address& address, milliseconds timeout) {
   if (!fd) return false;
   if (::connect(fd.get(), address.get(), address.length) == 0) return true;
   if (errno != EINPROGRESS) return false;
-  pollfd wait = {fd.get(), POLLOUT, 0};
-  if (::poll(&wait, 1, poll_limit(timeout)) != 1) return false;
+  if (!poll_until(fd.get(), POLLOUT, Deadline(timeout))) return false;
   int error = 0;
   socklen_t size = sizeof error;
   ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);

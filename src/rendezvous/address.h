@@ -20,7 +20,7 @@ struct Endpoint {
 std::string to_string(const std::string& host, uint16_t port);
 
 /// Binds a socket to the first address of `host` that is one of this machine's,
-/// IPv4 before IPv6, and does not listen yet. Port 0 lets the kernel choose.
+/// IPv4 before IPv6, and listens. Port 0 lets the kernel choose.
 /// \throws StoreError  port taken, host unknown or not this machine
 Fd bind_to(const std::string& host, uint16_t port, const Deadline& deadline);
 

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "core/fd.h"
+#include "core/poll_until.h"
+#include "core/same_user.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::rendezvous {
@@ -29,7 +31,7 @@ struct JobAddress {
 
   explicit JobAddress(const std::string& job) {
     const std::string name =
-        "lockstep/" + std::to_string(::getuid()) + '/' + job;
+        "lockstep/" + std::to_string(::geteuid()) + '/' + job;
     if (name.size() + 1 > sizeof address.sun_path) {
       throw InvalidArgument("the job's name \"" + job +
                                 "\" is too long to meet by; set MASTER_ADDR "
@@ -58,28 +60,30 @@ Fd unix_socket() {
   return fd;
 }
 
-bool same_user(int fd) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
-         peer.uid == ::getuid();
-}
-
-bool readable(int fd, milliseconds timeout) {
-  pollfd wait = {fd, POLLIN, 0};
-  return ::poll(&wait, 1, poll_limit(timeout)) == 1;
-}
-
 /// Receives one number; false when the peer went away or kept silent.
 template <class T>
-bool receive(int fd, T& value, milliseconds timeout) {
-  return readable(fd, timeout) &&
+bool receive(int fd, T& value, const Deadline& deadline) {
+  return poll_until(fd, POLLIN, deadline) &&
          ::recv(fd, &value, sizeof value, 0) == sizeof value;
 }
 
 template <class T>
 bool send(int fd, const T& value) {
   return ::send(fd, &value, sizeof value, MSG_NOSIGNAL) == sizeof value;
+}
+
+/// The next caller; none at the deadline, or when it went away again.
+Fd accept_one(int listener, const Deadline& deadline) {
+  if (!poll_until(listener, POLLIN, deadline)) return {};
+  Fd peer(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  if (!peer && errno != EINTR && errno != ECONNABORTED) {
+    throw BackendError(std::string("cannot accept a rank of the job: ") +
+                           std::strerror(errno) +
+                           "; is the limit of open files (ulimit -n) reached?",
+                       {.operation = "init_process_group", .rank = 0},
+                       errno);
+  }
+  return peer;
 }
 
 [[noreturn]] void fail_missing(const std::string& job,
@@ -116,15 +120,13 @@ void hand_out_port(const std::string& job,
   std::vector<int> missing;
   for (int rank = 1; rank < world_size; ++rank) missing.push_back(rank);
   while (!missing.empty()) {
-    if (!readable(listener.get(), deadline.remaining())) {
-      fail_missing(job, 0, std::move(missing), deadline);
-    }
-    const Fd peer(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const Fd peer = accept_one(listener.get(), deadline);
     int32_t rank = 0;
+    if (deadline.passed()) fail_missing(job, 0, std::move(missing), deadline);
     if (!peer || !same_user(peer.get()) ||
         !receive(peer.get(),
                  rank,
-                 std::min(deadline.remaining(), kAnswerPatience)) ||
+                 Deadline(std::min(deadline.remaining(), kAnswerPatience))) ||
         !send(peer.get(), port)) {
       continue;
     }
@@ -148,7 +150,7 @@ uint16_t ask_for_port(const std::string& job,
     uint16_t port = 0;
     if (::connect(fd.get(), address.get(), address.length) == 0 &&
         same_user(fd.get()) && send(fd.get(), static_cast<int32_t>(rank)) &&
-        receive(fd.get(), port, deadline.remaining())) {
+        receive(fd.get(), port, deadline)) {
       return port;
     }
     if (deadline.passed()) fail_missing(job, rank, {0}, deadline);

@@ -4,7 +4,7 @@
 
 namespace lockstep::torch_compat {
 
-/// The libtorch that is loaded, "2.13.0": compiled-in macro of the headers.
+/// The libtorch whose headers this was built with, "2.13.0".
 std::string torch_version();
 
 }  // namespace lockstep::torch_compat

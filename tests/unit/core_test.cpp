@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,7 +10,9 @@
 #include <thread>
 
 #include "core/block_sigpipe.h"
+#include "core/clock.h"
 #include "core/env.h"
+#include "core/poll_until.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep {
@@ -34,6 +37,40 @@ TEST(Error, TextCarriesEverythingThatIsKnown) {
 
 TEST(Error, TextWithoutContextIsTheMessage) {
   EXPECT_STREQ(InvalidArgument("bad").what(), "bad");
+}
+
+TEST(Deadline, ExtremeLimitsDoNotOverflow) {
+  using std::chrono::milliseconds;
+  const Deadline far(milliseconds::max());
+  EXPECT_FALSE(far.passed());
+  EXPECT_GT(far.remaining(), std::chrono::hours(24 * 365));
+  const Deadline past(milliseconds::min());
+  EXPECT_TRUE(past.passed());
+  EXPECT_EQ(past.remaining(), milliseconds(0));
+}
+
+TEST(PollUntil, ASignalDoesNotEndTheWait) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  struct sigaction action = {};
+  action.sa_handler = [](int) {};
+  struct sigaction former = {};
+  ::sigaction(SIGUSR1, &action, &former);
+  const pthread_t waiter = ::pthread_self();
+  std::thread other([&] {
+    for (int i = 0; i < 20; ++i) {
+      ::pthread_kill(waiter, SIGUSR1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_EQ(::write(ends[1], "x", 1), 1);
+  });
+  EXPECT_TRUE(poll_until(ends[0], POLLIN, Deadline(std::chrono::seconds(20))));
+  other.join();
+  ::sigaction(SIGUSR1, &former, nullptr);
+  EXPECT_FALSE(
+      poll_until(ends[1], POLLIN, Deadline(std::chrono::milliseconds(5))));
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 int error_of_a_write_to_nobody() {
