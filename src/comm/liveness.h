@@ -70,10 +70,12 @@ class LOCKSTEP_API Liveness {
   virtual uint64_t subscribe(std::function<void()> callback) = 0;
   virtual void unsubscribe(uint64_t id) = 0;
 
-  /// Tells all ranks that this one failed with `reason` (it is the culprit),
-  /// or, when `failure()` is set already, that it leaves as a consequence.
-  /// First call counts. Returns when the messages were handed to the kernel.
-  virtual void announce_failure(const std::string& reason) = 0;
+  /// Tells all ranks that this one ends with `reason`. The culprit is this
+  /// rank, or the one that it gave up on. When `failure()` is set already, this
+  /// rank leaves as a consequence. First call counts. Returns when the messages
+  /// were handed to the kernel.
+  virtual void announce_failure(const std::string& reason,
+                                std::optional<int> culprit = {}) = 0;
 
   /// Says goodbye; afterwards peers do not take the end of this process for a
   /// death. Never throws.

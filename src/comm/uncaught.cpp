@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/blame.h"
 #include "comm/liveness/registry.h"
 #include "comm/liveness/watcher.h"
 #include "launch/error_file.h"
@@ -60,11 +61,7 @@ Uncaught current() {
     // Before the peers hear of it, so that theirs are the later errors.
     launcher::record_error(uncaught.text, uncaught.consequence);
     liveness::visit_registry([&](liveness::Watcher& watcher) {
-      if (uncaught.consequence) {
-        watcher.leave();
-      } else {
-        watcher.announce_failure(uncaught.text);
-      }
+      announce_current_exception(watcher, uncaught.text);
     });
   } catch (...) {
   }

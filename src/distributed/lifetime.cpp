@@ -8,11 +8,12 @@
 #include <exception>
 #include <mutex>
 
+#include "comm/blame.h"
 #include "core/failure.h"
 #include "distributed/group.h"
 #include "lockstep/core/log.h"
 #include "lockstep/distributed/process_group.h"
-#include "rendezvous/rendezvous.h"
+#include "rendezvous/open_stores.h"
 
 namespace lockstep::distributed {
 namespace {
@@ -40,7 +41,7 @@ void end_with_process() {
 void fail_default_group(const std::string& reason) {
   const auto group = default_group();
   if (!group || !group->liveness) return;
-  group->liveness->announce_failure(reason);
+  comm::announce_current_exception(*group->liveness, reason);
   group->backend->abort();
 }
 

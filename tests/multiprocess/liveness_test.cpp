@@ -96,6 +96,11 @@ LOCKSTEP_PROCESS(rank_2_forks_a_sleeper) {
 }
 
 LOCKSTEP_PROCESS(start_and_print_how_long) {
+  if (env::get("USER_ID_OF_RANK_1") && *env::get_int("RANK") == 1) {
+    if (::setuid(static_cast<uid_t>(*env::get_int("USER_ID_OF_RANK_1"))) != 0) {
+      return 2;
+    }
+  }
   const auto begin = Clock::now();
   const auto liveness = join();
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(
@@ -212,6 +217,20 @@ TEST_F(LivenessProcesses, MoreRanksThanCoresStart) {
   for (const auto& result : results) {
     EXPECT_EQ(result.exit_code, 0) << result;
     EXPECT_EQ(result.out.find("single host 1"), 0u) << result;
+  }
+}
+
+TEST_F(LivenessProcesses, RanksOfDifferentUsersCountAsOfDifferentHosts) {
+  if (::geteuid() != 0) GTEST_SKIP() << "may not become another user";
+  std::ofstream(dir_ / "store");
+  std::filesystem::permissions(dir_.path(), std::filesystem::perms::all);
+  std::filesystem::permissions(dir_ / "store", std::filesystem::perms::all);
+  Ranks ranks(2,
+              "start_and_print_how_long",
+              {{"STORE_FILE", dir_ / "store"}, {"USER_ID_OF_RANK_1", "65534"}});
+  for (const auto& result : ranks.wait()) {
+    EXPECT_EQ(result.exit_code, 0) << result;
+    EXPECT_EQ(result.out.find("single host 0"), 0u) << result;
   }
 }
 

@@ -98,8 +98,9 @@ class FakeHost::Member final : public comm::Liveness {
     const std::lock_guard lock(callbacks_mutex_);
     callbacks_.erase(id);
   }
-  void announce_failure(const std::string& /*reason*/) override {
-    host_->kill(rank_);
+  void announce_failure(const std::string& /*reason*/,
+                        std::optional<int> culprit) override {
+    host_->kill(culprit.value_or(rank_));
   }
   void leave() noexcept override { host_->leave(rank_); }
 

@@ -16,6 +16,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "comm/liveness.h"
+#include "comm/liveness/place.h"
+#include "comm/liveness/records.h"
 #include "comm/liveness/watcher.h"
 
 namespace lockstep::comm {
@@ -210,6 +212,40 @@ TEST(Liveness, AnAnnouncedFailureIsTheCulpritForAll) {
   });
 }
 
+TEST(Liveness, WhoWasWaitedForInVainIsTheCulpritForAll) {
+  Meeting looked(3);
+  on_ranks(3, [&](int rank, Liveness& liveness) {
+    if (rank == 0) liveness.announce_failure("the barrier is late", 2);
+    EXPECT_TRUE(soon([&] { return liveness.failure().has_value(); }));
+    EXPECT_EQ(liveness.failure()->rank, 2);
+    EXPECT_EQ(liveness.failure()->reason,
+              "rank 0 gave up on it: the barrier is late");
+    EXPECT_TRUE(rank == 0 || soon([&] { return liveness.has_left(0); }));
+    EXPECT_TRUE(looked.wait());
+  });
+}
+
+TEST(Liveness, AGoodbyeAfterATimeoutNamesWhoWasWaitedFor) {
+  Meeting looked(3);
+  on_ranks(
+      3,
+      [&](int rank, Liveness& liveness) {
+        if (rank == 0) {
+          liveness.announce_timeout({2});
+          liveness.leave();
+        }
+        if (rank == 1) {
+          EXPECT_TRUE(soon([&] { return liveness.has_left(0); }));
+          EXPECT_EQ(liveness.peer_lost({2}, {}), std::nullopt);
+          const auto lost = liveness.peer_lost({0}, {});
+          ASSERT_TRUE(lost);
+          EXPECT_EQ(lost->context().peers, std::vector<int>{2});
+        }
+        EXPECT_TRUE(looked.wait());
+      },
+      [](int rank) { return rank % 2; });
+}
+
 TEST(Liveness, TwoFailuresAtOnceHaveOneCulprit) {
   for (int round = 0; round < 20; ++round) {
     std::atomic<int> culprits[4] = {-1, -1, -1, -1};
@@ -269,10 +305,13 @@ std::string published(const StorePtr& store, int rank, int field) {
   return word;
 }
 
-void publish(const StorePtr& store, int rank, const std::string& socket_name) {
+void publish(const StorePtr& store,
+             int rank,
+             const std::string& socket_name,
+             const std::string& place = "elsewhere") {
   store->set("liveness/" + std::to_string(rank),
              std::to_string(::getpid()) + ' ' + socket_name +
-                 " 00112233445566778899aabbccddeeff elsewhere");
+                 " 00112233445566778899aabbccddeeff " + place + " somewhere");
 }
 
 Fd connect_to(const std::string& name) {
@@ -337,6 +376,47 @@ TEST(Liveness, ASocketThatCannotBeReachedIsAnotherHost) {
     // It is looked for among the other hosts.
     EXPECT_EQ(error.context().peers, std::vector<int>{1});
   }
+}
+
+TEST(Liveness, ASocketOfTheSamePlaceThatCannotBeReachedIsADeath) {
+  const auto store = new_store();
+  publish(store, 1, "lockstep-nobody-listens-here", liveness::own_place());
+  try {
+    (void)Liveness::start(store, 0, 2, 30s);
+    FAIL() << "no error";
+  } catch (const PeerLost& error) {
+    EXPECT_EQ(error.context().peers, std::vector<int>{1});
+    EXPECT_NE(error.message().find("died"), std::string::npos);
+  }
+}
+
+TEST(Liveness, WhoGaveUpWhileTheRanksMetNamesTheCulprit) {
+  const auto store = new_store();
+  publish(store, 1, "lockstep-nobody-listens-here", liveness::own_place());
+  publish(store, 2, "lockstep-nobody-listens-there", liveness::own_place());
+  liveness::publish(
+      *store, 1, liveness::Verdict{.rank = 2, .time = 1, .reason = "too late"});
+  try {
+    (void)Liveness::start(store, 0, 3, 30s);
+    FAIL() << "no error";
+  } catch (const PeerLost& error) {
+    EXPECT_EQ(error.context().peers, std::vector<int>{2});
+    EXPECT_NE(error.message().find("too late"), std::string::npos);
+  }
+}
+
+TEST(Liveness, ADeathOnTheOwnHostEndsTheWaitForOtherHosts) {
+  const auto store = new_store();
+  publish(store, 2, "lockstep-nobody-listens-here");
+  std::thread second([&] {
+    const auto liveness =
+        liveness::start(store, 1, 3, 30s, [](int) { return true; });
+    EXPECT_EQ(liveness->host_ranks(), (std::vector<int>{0, 1}));
+    liveness->announce_failure("the disk is full");
+  });
+  // Rank 2, of another host, never publishes what it leads.
+  EXPECT_THROW((void)Liveness::start(store, 0, 3, 30s), PeerLost);
+  second.join();
 }
 
 TEST(Liveness, TwoProcessesWithOneRankAreRefused) {

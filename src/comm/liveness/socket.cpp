@@ -15,11 +15,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <climits>
 #include <cstddef>
 #include <cstring>
 #include <memory>
 
+#include "core/poll_until.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm::liveness {
@@ -149,14 +149,15 @@ Reached connect_abstract(const std::string& name, Fd& socket) {
     socket = std::move(fd);
     return Reached::Yes;
   }
-  return errno == EAGAIN || errno == EINTR ? Reached::TryAgain : Reached::No;
-}
-
-bool same_user(int socket) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
-         peer.uid == ::geteuid();
+  switch (errno) {
+    case EAGAIN:
+    case EINTR:
+      return Reached::TryAgain;
+    case ECONNREFUSED:
+      return Reached::NobodyThere;
+    default:
+      return Reached::Forbidden;
+  }
 }
 
 Fd listen_tcp(const std::string& ip, int backlog, TcpAddress& bound) {
@@ -181,14 +182,9 @@ Fd connect_tcp(const TcpAddress& address, const Deadline& deadline) {
                 "cannot make a TCP socket"));
   if (::connect(fd.get(), target.get(), target.length) != 0) {
     if (errno != EINPROGRESS) checked(-1, "cannot connect to " + where);
-    pollfd wait{.fd = fd.get(), .events = POLLOUT, .revents = 0};
-    int ready = 0;
-    do {
-      const auto limit =
-          std::min<int64_t>(deadline.remaining().count(), INT_MAX);
-      ready = ::poll(&wait, 1, static_cast<int>(limit));
-    } while (ready < 0 && errno == EINTR);
-    if (ready == 0) throw TimeoutError("no answer from " + where);
+    if (!poll_until(fd.get(), POLLOUT, deadline)) {
+      throw TimeoutError("no answer from " + where);
+    }
     int error = 0;
     socklen_t length = sizeof error;
     ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -249,12 +245,6 @@ std::string first_address() {
     }
   }
   return "127.0.0.1";
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 }  // namespace lockstep::comm::liveness

@@ -22,15 +22,12 @@ bool equal_in_constant_time(const std::string& a, const std::string& b);
 /// Listens on an abstract Unix socket.
 Fd listen_abstract(const std::string& name, int backlog);
 
-enum class Reached { Yes, No, TryAgain };
+enum class Reached { Yes, NobodyThere, Forbidden, TryAgain };
 
-/// Connects to an abstract Unix socket. `No` where nobody listens under the
-/// name in this network namespace, or a security policy forbids it; `TryAgain`
-/// when the listener's queue is full.
+/// Connects to an abstract Unix socket. `NobodyThere` where nobody listens
+/// under the name in this network namespace, `Forbidden` by a security policy;
+/// `TryAgain` when the listener's queue is full.
 Reached connect_abstract(const std::string& name, Fd& socket);
-
-/// Whether the other end of a Unix socket runs as the same user.
-bool same_user(int socket);
 
 /// An IP address in digits, with a port.
 struct TcpAddress {
@@ -55,8 +52,5 @@ std::optional<std::string> address_towards(const std::string& host);
 /// The address of the first interface that is up and not the loopback; without
 /// one 127.0.0.1.
 std::string first_address();
-
-/// The host's name.
-std::string host_name();
 
 }  // namespace lockstep::comm::liveness

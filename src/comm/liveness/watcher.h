@@ -11,7 +11,9 @@
 
 #include "comm/liveness.h"
 #include "comm/liveness/channel.h"
+#include "comm/liveness/records.h"
 #include "comm/liveness/socket.h"
+#include "comm/liveness/verdict.h"
 #include "lockstep/core/export.h"
 
 namespace lockstep::comm::liveness {
@@ -30,13 +32,14 @@ LOCKSTEP_API std::shared_ptr<Liveness> start(
 
 /// The one implementation of Liveness.
 ///
-/// Every rank listens on an abstract Unix socket and publishes its name and
-/// secret. It then tries to connect to all others: those that it reaches share
-/// its host. The connection from the higher to the lower rank stays, once each
-/// side has presented the other's secret; the other one is only a probe, whose
-/// end tells of a death while the ranks meet. The lowest rank of each host
-/// joins a tree over TCP with those of the other hosts. Then nothing listens
-/// any more and a thread watches the connections.
+/// Every rank listens on an abstract Unix socket and publishes its name, secret
+/// and place. It then connects to all others of its place: they share its host,
+/// unless a security policy forbids it; one that cannot be reached has died.
+/// The connection from the higher to the lower rank stays, once each side has
+/// presented the other's secret; the other one is only a probe, whose end tells
+/// of a death while the ranks meet. The lowest rank of each host joins a tree
+/// over TCP with those of the other hosts. Then nothing listens any more and a
+/// thread watches the connections.
 ///
 /// A death or failure goes to all ranks before the own user learns of it, so
 /// that the news overtakes the end of a rank that leaves because of it.
@@ -45,10 +48,12 @@ class Watcher final : public Liveness {
   Watcher(int rank, int world_size);
   ~Watcher() override;
 
-  /// Connects with the others and starts the thread.
+  /// Connects with the others.
   void meet(c10d::Store& store,
             std::chrono::milliseconds timeout,
             const MayShareHost& may_share_host);
+  /// Starts the thread.
+  void watch();
 
   /// At the end of the process: says goodbye and ends the thread.
   void end_with_process() noexcept;
@@ -63,7 +68,8 @@ class Watcher final : public Liveness {
   bool has_left(int rank) const override;
   uint64_t subscribe(std::function<void()> callback) override;
   void unsubscribe(uint64_t id) override;
-  void announce_failure(const std::string& reason) override;
+  void announce_failure(const std::string& reason,
+                        std::optional<int> culprit) override;
   void leave() noexcept override;
   void send_fd(int peer, const std::string& name, int fd) override;
   Fd receive_fd(int peer,
@@ -78,11 +84,7 @@ class Watcher final : public Liveness {
 
  private:
   /// What a rank publishes of itself, and what became of it.
-  struct Peer {
-    int pid = 0;
-    std::string host;
-    std::string socket_name;
-    std::string secret;
+  struct Peer : RankRecord {
     bool met = false;   ///< both sides know each other
     bool left = false;  ///< guarded by mutex_
   };
@@ -96,17 +98,6 @@ class Watcher final : public Liveness {
     bool verified = false;
   };
 
-  /// A culprit with the time at which the death was recorded.
-  struct Verdict {
-    int rank = -1;
-    int64_t time = 0;
-    std::string reason;
-    /// The earlier one holds; all ranks order the same way.
-    [[nodiscard]] bool operator<(const Verdict& other) const {
-      return std::tie(time, rank) < std::tie(other.time, other.rank);
-    }
-  };
-
   /// A rank that waited for others in vain.
   struct GaveUp {
     int rank;
@@ -114,11 +105,13 @@ class Watcher final : public Liveness {
   };
 
   // The meeting, on the thread that calls `meet`.
-  void publish(c10d::Store& store, const Deadline& deadline);
+  void publish_and_read(const Deadline& deadline);
   void call_host(const MayShareHost& may_share_host, const Deadline& deadline);
-  void join_tree(c10d::Store& store, const Deadline& deadline);
+  Fd call(int peer, const Deadline& deadline);
+  void join_tree(const Deadline& deadline);
   void await(const std::vector<int>& ranks, const Deadline& deadline);
   void greet(Link& link);
+  void leave_last_word() noexcept;
 
   // Events, on that thread and then on the own one.
   void step(std::chrono::milliseconds limit);
@@ -129,6 +122,8 @@ class Watcher final : public Liveness {
   /// What this rank learnt before the connection stood.
   void tell_old_news(Link& link);
   void on_end(Link& link);
+  /// Nothing was heard of the rank before it went.
+  void on_death(int rank);
   void on_left(int rank, const Link& source);
   void on_ask(const Message& message, Link& link);
   void on_progress(const Message& message);
@@ -149,6 +144,7 @@ class Watcher final : public Liveness {
   void stop() noexcept;
   [[nodiscard]] std::optional<PeerLost> peer_lost_locked(
       const std::vector<int>& waiting_for, ErrorContext context) const;
+  [[nodiscard]] std::string gave_up_text() const;
   [[nodiscard]] std::string name_of(int rank) const;
   [[nodiscard]] std::string list_of(const std::vector<int>& ranks) const;
 
@@ -162,6 +158,7 @@ class Watcher final : public Liveness {
   std::vector<Link*> asked_through_;  ///< by rank: where its question came from
   std::vector<int> heard_through_us_;  ///< by the rest of the tree
   std::set<int> callers_due_;          ///< ranks that will connect to this one
+  c10d::Store* meeting_at_ = nullptr;  ///< while the ranks meet
   Fd unix_listener_;
   Fd tcp_listener_;
   Fd wake_;
