@@ -8,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "core/clock.h"
+
 namespace lockstep::comm {
 
 class Liveness;
@@ -19,6 +21,8 @@ struct BackendContext {
   int world_size = 1;
   std::string group_name = "world";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// When creation must have ended; operations have `timeout`.
+  Deadline created_by = Deadline(timeout);
   /// Watches the peers; null in an interop group.
   std::shared_ptr<Liveness> liveness = {};
   bool interop = false;

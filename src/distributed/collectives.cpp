@@ -3,12 +3,15 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 
+#include <algorithm>
 #include <functional>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "comm/kernels/reduce.h"
+#include "core/clock.h"
 #include "distributed/convert_error.h"
 #include "distributed/group.h"
 #include "lockstep/core/error.h"
@@ -23,20 +26,27 @@ struct Work::Impl {
   std::mutex mutex;
   std::function<void()> finish;  ///< runs once, after success
 
-  void wait(std::chrono::milliseconds timeout) {
+  void wait(std::optional<std::chrono::milliseconds> timeout) {
+    if (timeout && timeout->count() <= 0) {
+      if (!work->isCompleted()) {
+        throw TimeoutError("not finished; it goes on",
+                           group->context(operation));
+      }
+      timeout.reset();
+    }
     try {
-      work->wait(timeout);
+      work->wait(std::min(timeout.value_or(kNoTimeout), kLongestWait));
       const std::lock_guard lock(mutex);
       if (auto once = std::exchange(finish, nullptr)) once();
     } catch (...) {
-      group->failed = true;
+      if (work->isCompleted()) group->note_failure();
       distributed::rethrow_converted(group->context(operation));
     }
   }
 };
 
 void Work::wait(std::optional<std::chrono::milliseconds> timeout) const {
-  if (impl_) impl_->wait(timeout.value_or(kNoTimeout));
+  if (impl_) impl_->wait(timeout);
 }
 
 bool Work::is_completed() const {
@@ -96,14 +106,14 @@ class Call {
     }
   }
 
-  void check_reducible(const at::Tensor& tensor) const {
+  void check_reducible(const at::Tensor& tensor, ReduceOp op) const {
     const auto type = tensor.scalar_type();
-    if (!(at::isFloatingType(type) && !c10::isFloat8Type(type)) &&
-        !at::isIntegralType(type, /*includeBool=*/false)) {
-      fail<Unsupported>(std::string("tensors of dtype ") + c10::toString(type) +
-                        " cannot be reduced; convert to a floating or integer "
-                        "dtype first");
-    }
+    if (comm::kernels::can_reduce(op, type)) return;
+    fail<Unsupported>(std::string("tensors of dtype ") + c10::toString(type) +
+                      (type == at::kBool
+                           ? " are reduced by MIN (and) and MAX (or) alone"
+                           : " cannot be reduced; convert to a floating or "
+                             "integer dtype first"));
   }
 
   void check_same_dtype(const at::Tensor& output,
@@ -162,7 +172,7 @@ class Call {
       finish();
       return Work(nullptr);
     } catch (...) {
-      group_->failed = true;
+      group_->note_failure();
       distributed::rethrow_converted(group_->context(operation_));
     }
   }
@@ -187,10 +197,15 @@ struct CopyBack {
   }
 };
 
+/// The tensor itself where its memory holds its values in order, else a copy.
+at::Tensor contiguous(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg().contiguous();
+}
+
 Tensors contiguous(const Tensors& tensors) {
   Tensors result;
   result.reserve(tensors.size());
-  for (const auto& tensor : tensors) result.push_back(tensor.contiguous());
+  for (const auto& tensor : tensors) result.push_back(contiguous(tensor));
   return result;
 }
 
@@ -199,11 +214,11 @@ Tensors contiguous(const Tensors& tensors) {
 Work all_reduce(at::Tensor& tensor, const AllReduceOptions& options) {
   Call call("all_reduce", options.async_op);
   call.check_output(tensor, "tensor");
-  call.check_reducible(tensor);
+  call.check_reducible(tensor, options.op);
   c10d::AllreduceOptions opts;
   opts.reduceOp = to_c10d(options.op);
   opts.asyncOp = options.async_op;
-  Tensors tensors = {tensor.contiguous()};
+  Tensors tensors = {contiguous(tensor)};
   return call.run([&] { return call.backend().allreduce(tensors, opts); },
                   CopyBack{tensors, {tensor}});
 }
@@ -218,7 +233,7 @@ Work broadcast(at::Tensor& tensor, const BroadcastOptions& options) {
   c10d::BroadcastOptions opts;
   opts.rootRank = options.src;
   opts.asyncOp = options.async_op;
-  Tensors tensors = {tensor.contiguous()};
+  Tensors tensors = {contiguous(tensor)};
   return call.run([&] { return call.backend().broadcast(tensors, opts); },
                   CopyBack{tensors, {tensor}});
 }
@@ -233,7 +248,7 @@ Work all_gather(std::vector<at::Tensor>& outputs,
   c10d::AllgatherOptions opts;
   opts.asyncOp = options.async_op;
   std::vector<Tensors> lists = {contiguous(outputs)};
-  Tensors inputs = {input.contiguous()};
+  Tensors inputs = {contiguous(input)};
   return call.run([&] { return call.backend().allgather(lists, inputs, opts); },
                   CopyBack{lists[0], outputs});
 }
@@ -249,8 +264,8 @@ Work all_gather_into_tensor(at::Tensor& output,
       "output", output.numel(), input.numel() * call.group().world_size);
   c10d::AllgatherOptions opts;
   opts.asyncOp = options.async_op;
-  at::Tensor to = output.contiguous();
-  at::Tensor from = input.contiguous();
+  at::Tensor to = contiguous(output);
+  at::Tensor from = contiguous(input);
   return call.run(
       [&] { return call.backend()._allgather_base(to, from, opts); },
       CopyBack{{to}, {output}});
@@ -262,11 +277,11 @@ Work reduce_scatter(at::Tensor& output,
   Call call("reduce_scatter", options.async_op);
   call.check_output(output, "output");
   call.check_list(inputs, "inputs", output);
-  call.check_reducible(output);
+  call.check_reducible(output, options.op);
   c10d::ReduceScatterOptions opts;
   opts.reduceOp = to_c10d(options.op);
   opts.asyncOp = options.async_op;
-  Tensors outputs = {output.contiguous()};
+  Tensors outputs = {contiguous(output)};
   std::vector<Tensors> lists = {contiguous(inputs)};
   return call.run(
       [&] { return call.backend().reduce_scatter(outputs, lists, opts); },
@@ -279,15 +294,15 @@ Work reduce_scatter_tensor(at::Tensor& output,
   Call call("reduce_scatter_tensor", options.async_op);
   call.check_tensor(input, "input");
   call.check_output(output, "output");
-  call.check_reducible(output);
+  call.check_reducible(output, options.op);
   call.check_same_dtype(output, input);
   call.check_numel(
       "input", input.numel(), output.numel() * call.group().world_size);
   c10d::ReduceScatterOptions opts;
   opts.reduceOp = to_c10d(options.op);
   opts.asyncOp = options.async_op;
-  at::Tensor to = output.contiguous();
-  at::Tensor from = input.contiguous();
+  at::Tensor to = contiguous(output);
+  at::Tensor from = contiguous(input);
   return call.run(
       [&] { return call.backend()._reduce_scatter_base(to, from, opts); },
       CopyBack{{to}, {output}});

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <type_traits>
+
 namespace lockstep::distributed {
 namespace {
 
@@ -12,13 +14,46 @@ bool says_timeout(const std::string& text) {
   return false;
 }
 
+/// `own`, with `other` in place of what it does not tell.
+ErrorContext completed(ErrorContext own, const ErrorContext& other) {
+  if (own.operation.empty()) own.operation = other.operation;
+  if (own.group.empty()) own.group = other.group;
+  if (own.backend.empty()) own.backend = other.backend;
+  if (own.rank < 0) own.rank = other.rank;
+  if (own.world_size == 0) own.world_size = other.world_size;
+  return own;
+}
+
+/// Rethrows the current exception with the completed context if it is of one of
+/// the types.
+template <class... Types>
+void rethrow_completed(const ErrorContext& context) {
+  const auto as = [&]<class E>(std::type_identity<E>) {
+    try {
+      throw;
+    } catch (const E& error) {
+      throw E(error.message(), completed(error.context(), context));
+    } catch (...) {
+    }
+  };
+  (as(std::type_identity<Types>()), ...);
+}
+
 }  // namespace
 
 void rethrow_converted(ErrorContext context) {
   std::string text;
   try {
     throw;
+  } catch (const BackendError& e) {
+    throw BackendError(e.message(), completed(e.context(), context), e.code());
   } catch (const Error&) {
+    rethrow_completed<InvalidArgument,
+                      Unsupported,
+                      TimeoutError,
+                      PeerLost,
+                      MismatchError,
+                      StoreError>(context);
     throw;
   } catch (const c10::NotImplementedError& e) {
     throw Unsupported(e.what_without_backtrace(), std::move(context));

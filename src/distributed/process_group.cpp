@@ -4,17 +4,20 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/backend_registry.h"
 #include "comm/backends/self/self_backend.h"
+#include "comm/blame.h"
+#include "core/clock.h"
 #include "core/env.h"
 #include "distributed/convert_error.h"
 #include "distributed/group.h"
 #include "distributed/lifetime.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "rendezvous/bounded_store.h"
+#include "rendezvous/open_stores.h"
 #include "rendezvous/rendezvous.h"
 #include "rendezvous/roll_call.h"
 
@@ -24,6 +27,7 @@ namespace {
 using distributed::Group;
 using rendezvous::Joined;
 
+constexpr const char* kOperation = "init_process_group";
 /// How long rank 0 keeps the store up for ranks that have not left.
 constexpr std::chrono::milliseconds kGoodbyeBound{60'000};
 /// The same after a failure: only for those that are about to see it too.
@@ -37,7 +41,7 @@ std::string chosen_backend(const InitOptions& options, bool interop) {
   if (interop && name != "gloo") {
     throw InvalidArgument(
         "an interop group needs backend \"gloo\", not \"" + name + '"',
-        {.operation = "init_process_group"});
+        {.operation = kOperation});
   }
   return name;
 }
@@ -78,71 +82,116 @@ void refuse_second_init() {
   if (is_initialized()) {
     throw InvalidArgument(
         "there is a group already; call destroy_process_group first",
-        {.operation = "init_process_group"});
+        {.operation = kOperation});
   }
 }
 
-std::shared_ptr<Group> connect(const Joined& joined,
-                               const std::string& backend,
-                               std::chrono::milliseconds timeout,
-                               bool interop) {
+/// Call in a catch block. The next group joins anew, unless this process serves
+/// a store that works.
+void forget_lost_store(const Joined& joined) {
+  if (joined.place.empty()) return;
+  try {
+    throw;
+  } catch (const StoreError&) {
+  } catch (...) {
+    if (joined.hosts_store) return;
+  }
+  rendezvous::forget_store(joined.place);
+}
+
+void connect(Group& group,
+             const std::string& backend,
+             const c10::intrusive_ptr<c10d::Store>& store,
+             const Deadline& deadline,
+             bool interop) {
+  if (interop) {
+    rendezvous::publish_versions(*store, group.rank);
+  } else {
+    rendezvous::roll_call(
+        *store, group.rank, group.world_size, deadline.remaining());
+    group.liveness = comm::Liveness::start(
+        store, group.rank, group.world_size, deadline.remaining());
+  }
+  try {
+    group.backend = comm::create_backend(backend,
+                                         {.store = store,
+                                          .rank = group.rank,
+                                          .world_size = group.world_size,
+                                          .group_name = group.name,
+                                          .timeout = group.timeout,
+                                          .created_by = deadline,
+                                          .liveness = group.liveness,
+                                          .interop = interop});
+  } catch (const std::exception& error) {
+    if (group.liveness) {
+      comm::announce_current_exception(*group.liveness, error.what());
+    }
+    throw;
+  }
+}
+
+std::shared_ptr<Group> make_group(const Joined& joined,
+                                  const std::string& backend,
+                                  std::chrono::milliseconds timeout,
+                                  const Deadline& deadline,
+                                  bool interop) {
   auto group = std::make_shared<Group>();
   group->rank = joined.rank;
   group->world_size = joined.world_size;
   group->timeout = timeout;
   group->hosts_store = joined.hosts_store;
-  // c10d's own key chain.
-  const std::string name = std::to_string(joined.generation);
-  group->store = c10::make_intrusive<c10d::PrefixStore>(
-      name + '/',
-      c10::make_intrusive<c10d::PrefixStore>("default_pg", joined.store));
   if (!distributed::thread_is_rank()) {
     log::set_rank(group->rank, group->world_size);
   }
-
+  int generation = 0;
   if (group->world_size == 1) {
     group->backend = comm::self::create();
   } else {
-    if (interop) {
-      rendezvous::publish_versions(*group->store, group->rank);
-    } else {
-      rendezvous::roll_call(
-          *group->store, group->rank, group->world_size, timeout);
-      group->liveness = comm::Liveness::start(
-          group->store, group->rank, group->world_size, timeout);
+    const auto store = c10::make_intrusive<rendezvous::BoundedStore>(
+        joined.store, deadline, group->context(kOperation));
+    if (!joined.place.empty()) {
+      generation = rendezvous::next_generation(
+          joined.place, group->rank, store, deadline);
     }
-    group->backend = comm::create_backend(backend,
-                                          {.store = group->store,
-                                           .rank = group->rank,
-                                           .world_size = group->world_size,
-                                           .group_name = group->name,
-                                           .timeout = timeout,
-                                           .liveness = group->liveness,
-                                           .interop = interop});
+    connect(*group,
+            backend,
+            rendezvous::group_store(store, generation),
+            deadline,
+            interop);
+    store->lift_bound();
   }
+  group->store = rendezvous::group_store(joined.store, generation);
   group->backend_name =
       backend == "hybrid" ? group->backend->getBackendName() : backend;
   set_local_ranks(*group, joined);
-  make_process_group(*group, name);
+  make_process_group(*group, std::to_string(generation));
   return group;
 }
 
-/// The common part of both forms of init: `join(interop)` gives the store.
+/// The common part of both forms of init: `join(interop, deadline)` gives the
+/// store.
 template <class Join>
 void form_group(const InitOptions& options, Join&& join) {
-  const ErrorContext context = {.operation = "init_process_group"};
+  ErrorContext context = {.operation = kOperation};
   if (options.timeout.count() <= 0) {
     throw InvalidArgument("timeout must be positive", context);
   }
+  const auto timeout = std::min(options.timeout, kLongestWait);
+  const Deadline deadline(timeout);
   const bool interop = chosen_interop(options);
   const std::string backend = chosen_backend(options, interop);
+  Joined joined;
   try {
-    auto group = connect(join(interop), backend, options.timeout, interop);
+    joined = join(interop, deadline);
+    context.rank = joined.rank;
+    context.world_size = joined.world_size;
+    auto group = make_group(joined, backend, timeout, deadline, interop);
     if (group->world_size > 1 && !distributed::thread_is_rank()) {
       distributed::end_with_process();
     }
     distributed::exchange_default_group(std::move(group));
   } catch (...) {
+    forget_lost_store(joined);
     distributed::rethrow_converted(context);
   }
 }
@@ -151,13 +200,14 @@ void form_group(const InitOptions& options, Join&& join) {
 
 void init_process_group(const InitOptions& options) {
   refuse_second_init();
-  form_group(options,
-             [&](bool interop) { return rendezvous::join(options, interop); });
+  form_group(options, [&](bool interop, const Deadline& deadline) {
+    return rendezvous::join(options, interop, deadline);
+  });
 }
 
 void init_process_group(c10::intrusive_ptr<c10d::Store> store,
                         const InitOptions& options) {
-  const ErrorContext context = {.operation = "init_process_group"};
+  const ErrorContext context = {.operation = kOperation};
   refuse_second_init();
   if (!store) throw InvalidArgument("store is null", context);
   if (!options.init_method.empty()) {
@@ -174,7 +224,7 @@ void init_process_group(c10::intrusive_ptr<c10d::Store> store,
                               std::to_string(*options.world_size),
                           context);
   }
-  form_group(options, [&](bool) {
+  form_group(options, [&](bool /*interop*/, const Deadline& /*deadline*/) {
     return Joined{.store = std::move(store),
                   .rank = *options.rank,
                   .world_size = *options.world_size};
@@ -187,7 +237,8 @@ void destroy_process_group() {
   group->destroyed = true;
   group->backend->shutdown();
   if (!group->liveness) return;
-  group->liveness->leave();
+  const int culprit = group->gave_up_on;
+  group->liveness->leave(culprit >= 0 ? std::optional(culprit) : std::nullopt);
   if (group->hosts_store) {
     distributed::wait_for_goodbyes(
         *group->liveness,

@@ -8,15 +8,11 @@
 #include <climits>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
-#include <mutex>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <tuple>
 
-#include "core/block_sigpipe.h"
 #include "core/clock.h"
 #include "core/env.h"
 #include "core/fd.h"
@@ -24,7 +20,10 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "rendezvous/address.h"
+#include "rendezvous/bounded_store.h"
+#include "rendezvous/call_thread.h"
 #include "rendezvous/job_socket.h"
+#include "rendezvous/open_stores.h"
 #include "rendezvous/url.h"
 
 namespace lockstep::rendezvous {
@@ -153,32 +152,16 @@ void check_place(Place& place) {
   }
 }
 
-/// The stores of this process by the place where they were met, kept until its
-/// end: a second group meets at the same store, and nobody can take the port
-/// in between.
-struct OpenStores {
-  struct Entry {
-    StorePtr store;
-    int groups = 0;  ///< made over it so far, the same on all ranks
-  };
-  std::mutex mutex;
-  std::map<std::string, Entry> entries;
-};
-
-OpenStores& open_stores() {
-  static auto* const instance = new OpenStores;  // outlives static destructors
-  return *instance;
-}
-
 /// Makes one store, or hands out the one that was made before.
 class StoreMaker {
  public:
   StoreMaker(const Place& place,
              std::chrono::milliseconds timeout,
+             const Deadline& deadline,
              bool interop)
       : place_(place),
         timeout_(timeout),
-        deadline_(timeout),
+        deadline_(deadline),
         interop_(interop),
         rank_(*place.rank),
         world_size_(*place.world_size),
@@ -190,32 +173,26 @@ class StoreMaker {
            !agent_serves_;
   }
 
-  /// The store, and how many groups were made over it before.
-  std::pair<StorePtr, int> run() {
+  StorePtr run() {
     // c10d's keys are the same for each group, so a store that Python ranks
     // share cannot serve twice.
-    if (interop_) return {make(), 0};
-    OpenStores& open = open_stores();
-    {
-      const std::lock_guard lock(open.mutex);
-      const auto found = open.entries.find(name());
-      if (found != open.entries.end()) {
-        return {found->second.store, ++found->second.groups};
-      }
-    }
+    if (interop_) return make();
+    if (auto store = find_store(name())) return store;
     auto store = make();
-    const std::lock_guard lock(open.mutex);
-    open.entries[name()] = {store};
-    return {std::move(store), 0};
+    keep_store(name(), store);
+    return store;
   }
 
- private:
+  /// What the store is kept by; empty: it is not kept.
   [[nodiscard]] std::string name() const {
+    if (interop_) return {};
     const std::string own = "#" + std::to_string(rank_);
     if (place_.url.scheme == Url::Scheme::File) return place_.url.path + own;
     if (place_.meets_by_job()) return place_.environment.job + own;
     return to_string(host(), port()) + own;
   }
+
+ private:
   [[nodiscard]] const std::string& host() const {
     return place_.by_env() ? *place_.environment.master_addr : place_.url.host;
   }
@@ -292,17 +269,24 @@ class StoreMaker {
 
   StorePtr tcp_store(const std::string& host,
                      const c10d::TCPStoreOptions& options) {
-    const BlockSigpipe block;  // in the server's thread
+    const ErrorContext context = {.operation = "init_process_group",
+                                  .rank = rank_,
+                                  .world_size = world_size_};
+    const auto where = "the store at " + to_string(host, options.port);
+    CallThread thread;
+    auto store = thread.run(
+        [host, options] {
+          return c10::make_intrusive<c10d::TCPStore>(host, options);
+        },
+        deadline_);
+    if (!store.valid()) throw silent_store(where, deadline_, context);
     try {
-      auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
-      store->setTimeout(timeout_);
-      return store;
+      auto made = store.get();
+      made->setTimeout(timeout_);
+      return made;
     } catch (const c10::Error& e) {
-      throw StoreError("the store at " + to_string(host, options.port) +
-                           " failed: " + e.what_without_backtrace(),
-                       {.operation = "init_process_group",
-                        .rank = rank_,
-                        .world_size = world_size_});
+      throw StoreError(where + " failed: " + e.what_without_backtrace(),
+                       context);
     }
   }
 
@@ -333,7 +317,9 @@ class StoreMaker {
 
 }  // namespace
 
-Joined join(const InitOptions& options, bool interop) {
+Joined join(const InitOptions& options,
+            bool interop,
+            const Deadline& deadline) {
   Place place = find_place(options);
   check_place(place);
   Joined joined;
@@ -345,16 +331,11 @@ Joined join(const InitOptions& options, bool interop) {
     joined.store = c10::make_intrusive<c10d::HashStore>();
     return joined;
   }
-  StoreMaker maker(place, options.timeout, interop);
+  StoreMaker maker(place, options.timeout, deadline, interop);
   joined.hosts_store = maker.hosts_store();
-  std::tie(joined.store, joined.generation) = maker.run();
+  joined.place = maker.name();
+  joined.store = maker.run();
   return joined;
-}
-
-void close_stores() {
-  OpenStores& open = open_stores();
-  const std::lock_guard lock(open.mutex);
-  open.entries.clear();
 }
 
 }  // namespace lockstep::rendezvous

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "core/clock.h"
 #include "lockstep/distributed/process_group.h"
 
 namespace lockstep::rendezvous {
@@ -16,9 +18,9 @@ struct Joined {
   std::optional<int> local_world_size = {};
   /// This process serves the store: it must stay until the others are done.
   bool hosts_store = false;
-  /// Number of groups that were made over the store before: keeps their keys
-  /// apart, and is the group's name for c10d.
-  int generation = 0;
+  /// What the store is kept by in this process (open_stores.h); empty: it is
+  /// not kept.
+  std::string place = {};
 };
 
 /// Finds the rank's place from arguments, URL and environment, and makes or
@@ -26,11 +28,8 @@ struct Joined {
 /// process has made or joined before is used again.
 /// \throws InvalidArgument  settings that are wrong, missing (all are named) or
 ///     in conflict, before any use of the network
-/// \throws StoreError    port taken, host unknown
+/// \throws StoreError    port taken, host unknown, what listens is no store
 /// \throws TimeoutError  rank 0 was not there in time
-Joined join(const InitOptions& options, bool interop);
-
-/// Closes the stores that `join` made. For the end of the process.
-void close_stores();
+Joined join(const InitOptions& options, bool interop, const Deadline& deadline);
 
 }  // namespace lockstep::rendezvous

@@ -3,7 +3,10 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <sstream>
+#include <thread>
 
 #include "core/clock.h"
 #include "core/host.h"
@@ -20,12 +23,17 @@ using Bytes = std::vector<uint8_t>;
 // that the others wait for. Who finds its rank taken puts a verdict in place
 // of everything that is still missing, so that nobody waits on.
 //   rank/R    "versions\nwho\nunique", or a verdict
-//   verdict   "ok", "mismatch:TEXT", "twice:TEXT", "timeout:TEXT"
+//   verdict   "ok", "mismatch:TEXT", "twice:TEXT", "timeout:RANKS", where
+//             RANKS are those that did not come, with a space before each
 const std::string kVerdictKey = "lockstep/verdict";
 const std::string kOk = "ok";
 const std::string kMismatch = "mismatch:";
 const std::string kTwice = "twice:";
 const std::string kTimeout = "timeout:";
+/// How many of the others have read a verdict that is not "ok".
+const std::string kReadersKey = "lockstep/readers";
+/// How long rank 0 stays for them: its end may take the store with it.
+constexpr std::chrono::milliseconds kReadersPatience(1000);
 
 std::string rank_key(int rank) {
   return "lockstep/rank/" + std::to_string(rank);
@@ -42,6 +50,10 @@ std::string line(const std::string& value, int number) {
   size_t start = 0;
   for (; number > 0; --number) start = value.find('\n', start) + 1;
   return value.substr(start, value.find('\n', start) - start);
+}
+
+bool begins_with(const std::string& text, const std::string& start) {
+  return text.compare(0, start.size(), start) == 0;
 }
 
 std::string who_am_i() {
@@ -76,7 +88,7 @@ class RollCall {
 
   [[noreturn]] void refuse_second(const std::string& first) {
     std::string verdict = first;
-    if (verdict.compare(0, kTwice.size(), kTwice) != 0) {
+    if (!begins_with(verdict, kTwice)) {
       verdict = kTwice + "rank " + std::to_string(rank_) +
                 " is there twice: " + line(first, 1) + " and " + who_am_i() +
                 "; give every process a RANK of its own, and every job a "
@@ -88,17 +100,21 @@ class RollCall {
   }
 
   std::string give_verdict() {
+    const std::string verdict = put(kVerdictKey, own_verdict());
+    if (verdict != kOk) await_readers();
+    return verdict;
+  }
+
+  std::string own_verdict() {
     std::vector<std::string> keys;
     for (int r = 0; r < world_size_; ++r) keys.push_back(rank_key(r));
-    if (!wait(keys)) {
-      return put(kVerdictKey, kTimeout + missing_text(missing()));
-    }
+    if (!wait(keys)) return kTimeout + listed(missing());
     std::string verdict = kOk;
     std::string first;
     for (int r = 0; r < world_size_ && verdict == kOk; ++r) {
       const std::string entry = text(store_.get(keys[r]));
       if (r == 0) first = entry;
-      if (entry.compare(0, kTwice.size(), kTwice) == 0) {
+      if (begins_with(entry, kTwice)) {
         verdict = entry;
       } else if (line(entry, 0) != line(first, 0)) {
         verdict = kMismatch + "rank 0 (" + line(first, 1) + ") runs " +
@@ -107,25 +123,53 @@ class RollCall {
                   "; give all ranks the same versions";
       }
     }
-    return put(kVerdictKey, verdict);
+    return verdict;
   }
 
   std::string await_verdict() {
-    if (wait({kVerdictKey})) return text(store_.get(kVerdictKey));
-    auto absent = missing();
-    if (absent.empty()) absent = {0};
-    return kTimeout + missing_text(absent);
+    std::string verdict;
+    if (wait({kVerdictKey})) {
+      verdict = text(store_.get(kVerdictKey));
+    } else {
+      auto absent = missing();
+      if (absent.empty()) absent = {0};
+      // For all: who comes later belongs to the next attempt.
+      verdict = put(kVerdictKey, kTimeout + listed(absent));
+    }
+    if (verdict != kOk) store_.add(kReadersKey, 1);
+    return verdict;
+  }
+
+  /// Waits until those who are there have read the verdict.
+  void await_readers() {
+    int64_t readers = 0;
+    for (int r = 1; r < world_size_; ++r) {
+      readers += store_.check({rank_key(r)}) &&
+                 !begins_with(text(store_.get(rank_key(r))), kTwice);
+    }
+    const Deadline patience(kReadersPatience);
+    while (store_.add(kReadersKey, 0) < readers && !patience.passed()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 
   void follow(const std::string& verdict) {
     if (verdict == kOk) return;
-    if (verdict.compare(0, kMismatch.size(), kMismatch) == 0) {
+    if (begins_with(verdict, kMismatch)) {
       fail<MismatchError>(verdict.substr(kMismatch.size()), {});
     }
-    if (verdict.compare(0, kTwice.size(), kTwice) == 0) {
+    if (begins_with(verdict, kTwice)) {
       fail<InvalidArgument>(verdict.substr(kTwice.size()), {});
     }
-    fail<TimeoutError>(verdict.substr(kTimeout.size()), missing());
+    const std::string ranks = verdict.substr(kTimeout.size());
+    std::vector<int> absent;
+    std::istringstream stream(ranks);
+    for (int rank = 0; stream >> rank;) absent.push_back(rank);
+    fail<TimeoutError>((absent.size() == 1 ? "rank" : "ranks") + ranks +
+                           " did not arrive in time; start all ranks with the "
+                           "same WORLD_SIZE and master address, or raise the "
+                           "timeout",
+                       absent);
   }
 
   /// False at the deadline.
@@ -148,12 +192,10 @@ class RollCall {
     return ranks;
   }
 
-  static std::string missing_text(const std::vector<int>& ranks) {
-    std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  static std::string listed(const std::vector<int>& ranks) {
+    std::string text;
     for (const int r : ranks) text += ' ' + std::to_string(r);
-    return text +
-           " did not arrive in time; start all ranks with the same "
-           "WORLD_SIZE and master address, or raise the timeout";
+    return text;
   }
 
   template <class E>
@@ -199,6 +241,15 @@ void roll_call(c10d::Store& store,
                       .world_size = world_size,
                       .peers = {0}});
   }
+}
+
+bool roll_call_is_over(c10d::Store& store, int rank) {
+  if (store.check({kVerdictKey}) &&
+      begins_with(text(store.get(kVerdictKey)), kTimeout)) {
+    return true;
+  }
+  return store.check({rank_key(rank)}) &&
+         line(text(store.get(rank_key(rank))), 1) == who_am_i();
 }
 
 void publish_versions(c10d::Store& store, int rank) {

@@ -21,6 +21,10 @@ void roll_call(c10d::Store& store,
                std::chrono::milliseconds timeout,
                const std::string& versions = own_versions());
 
+/// Whether the call that begins with `rank` is over already: the others have
+/// waited for it in vain, or this process has answered before and failed later.
+bool roll_call_is_over(c10d::Store& store, int rank);
+
 /// Leaves the versions where `roll_call` does, and checks nothing.
 void publish_versions(c10d::Store& store, int rank);
 

@@ -1,6 +1,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -119,6 +122,102 @@ LOCKSTEP_PROCESS(rank_0_leaves_first) {
       if (store->get_to_str("late") != "still here") return 1;
     }
     if (env::get_bool("TEST_DESTROY").value_or(true)) destroy_process_group();
+    return 0;
+  });
+}
+
+/// Rank 0, which serves the store, stops while it waits for rank 2.
+LOCKSTEP_PROCESS(rank_0_stops_meanwhile) {
+  if (env::get("RANK") == "0") {
+    std::thread([] {
+      std::this_thread::sleep_for(300ms);
+      ::kill(::getpid(), SIGSTOP);
+    }).detach();
+  }
+  return guarded([] {
+    init_process_group(options_from_environment());
+    return 0;
+  });
+}
+
+LOCKSTEP_PROCESS(rank_0_leaves_at_once) {
+  return guarded([] {
+    init_process_group();
+    destroy_process_group();
+    return 0;
+  });
+}
+
+/// A first attempt that ends before rank 1 is started, then another one.
+LOCKSTEP_PROCESS(rank_0_tries_twice) {
+  return guarded([] {
+    try {
+      init_process_group({.timeout = 300ms});
+      return 1;
+    } catch (const TimeoutError&) {
+    }
+    std::printf("again\n");
+    std::fflush(stdout);
+    init_process_group();
+    const bool right = sum_of_ranks() == 3;
+    destroy_process_group();
+    return right ? 0 : 2;
+  });
+}
+
+/// Meets one rank 0, and then another one that took its place.
+LOCKSTEP_PROCESS(meet_two_ranks_0) {
+  return guarded([] {
+    init_process_group();
+    destroy_process_group();
+    // Rank 0's process ends now, with the store.
+    std::printf("once\n");
+    std::fflush(stdout);
+    std::this_thread::sleep_for(500ms);
+    try {
+      init_process_group();
+    } catch (const StoreError&) {
+      init_process_group();
+    }
+    const bool right = sum_of_ranks() == 3;
+    destroy_process_group();
+    return right ? 0 : 2;
+  });
+}
+
+/// The forked child of rank 1 has no group; the ranks go on without it.
+LOCKSTEP_PROCESS(rank_1_forks) {
+  return guarded([] {
+    init_process_group();
+    if (get_rank() == 1) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        std::exit(guarded([] {
+          const bool had_group = is_initialized();
+          destroy_process_group();
+          barrier();
+          return had_group ? 1 : 2;
+        }));
+      }
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      std::printf("child %d\n", WEXITSTATUS(status));
+    }
+    const bool right = sum_of_ranks() == 3;
+    destroy_process_group();
+    return right ? 0 : 2;
+  });
+}
+
+/// Rank 1 cannot make its backend.
+LOCKSTEP_PROCESS(rank_1_has_no_memory) {
+  comm::register_backend(
+      "greedy",
+      [](const comm::BackendContext&) -> c10::intrusive_ptr<c10d::Backend> {
+        throw BackendError("no memory for the segment");
+      });
+  return guarded([] {
+    init_process_group({.backend = env::get("RANK") == "1" ? "greedy" : ""});
     return 0;
   });
 }
@@ -308,6 +407,96 @@ TEST(Rendezvous, PortTaken) {
   const auto result = ranks.wait(10s)[0];
   EXPECT_EQ(result.exit_code, kStoreError) << result;
   EXPECT_NE(result.err.find("127.0.0.1:" + port), std::string::npos) << result;
+}
+
+TEST(Rendezvous, WhatListensButIsNoStoreIsNamed) {
+  const Fd mute = rendezvous::bind_to("127.0.0.1", 0, Deadline(5s));
+  const auto port = std::to_string(rendezvous::bound_endpoint(mute.get()).port);
+  Process rank(at_entry("meet",
+                        bare({{"RANK", "1"},
+                              {"WORLD_SIZE", "2"},
+                              {"MASTER_ADDR", "127.0.0.1"},
+                              {"MASTER_PORT", port},
+                              {"TEST_TIMEOUT_MS", "1000"}})));
+  const auto result = rank.wait(10s);
+  EXPECT_EQ(result.exit_code, kStoreError) << result;
+  EXPECT_NE(result.err.find("127.0.0.1:" + port + " does not answer"),
+            std::string::npos)
+      << result;
+}
+
+TEST(Rendezvous, AStoppedRankZeroDoesNotHoldTheOthers) {
+  Ranks ranks(2,
+              "rank_0_stops_meanwhile",
+              {{"WORLD_SIZE", "3"}, {"TEST_TIMEOUT_MS", "2000"}});
+  const auto result = ranks[1].wait(15s);
+  EXPECT_EQ(result.exit_code, kStoreError) << result;
+  EXPECT_NE(result.err.find(" does not answer"), std::string::npos) << result;
+  ranks[0].signal(SIGKILL);
+}
+
+TEST(Rendezvous, ALateRankMeetsTheSecondAttempt) {
+  uint16_t port = 0;
+  const Fd reserved = reserve_port(port);
+  const auto rank = [&](const char* entry, const char* number) {
+    return at_entry(entry,
+                    bare({{"RANK", number},
+                          {"WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "127.0.0.1"},
+                          {"MASTER_PORT", std::to_string(port)}}));
+  };
+  Process zero(rank("rank_0_tries_twice", "0"));
+  ASSERT_TRUE(zero.wait_for_output("again"));
+  Process one(rank("meet", "1"));
+  for (auto* process : {&zero, &one}) {
+    const auto result = process->wait();
+    EXPECT_TRUE(result.ok()) << result;
+  }
+}
+
+TEST(Rendezvous, AnotherRankZeroCanTakeTheFirstOnesPlace) {
+  uint16_t port = 0;
+  const Fd reserved = reserve_port(port);
+  const auto rank = [&](const char* entry, const char* number) {
+    return at_entry(entry,
+                    bare({{"RANK", number},
+                          {"WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "127.0.0.1"},
+                          {"MASTER_PORT", std::to_string(port)}}));
+  };
+  Process first(rank("rank_0_leaves_at_once", "0"));
+  Process one(rank("meet_two_ranks_0", "1"));
+  EXPECT_TRUE(first.wait().ok());
+  ASSERT_TRUE(one.wait_for_output("once"));
+  Process second(rank("meet", "0"));
+  for (auto* process : {&second, &one}) {
+    const auto result = process->wait();
+    EXPECT_TRUE(result.ok()) << result;
+  }
+}
+
+TEST(Rendezvous, ARankThatFailsWithinInitTellsWhy) {
+  Ranks ranks(3, "rank_1_has_no_memory");
+  const auto results = ranks.wait();
+  EXPECT_EQ(results[1].exit_code, kOtherError) << results[1];
+  EXPECT_EQ(results[1].err,
+            "[lockstep rank 1/3] init_process_group: no memory for the "
+            "segment\n");
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(results[rank].exit_code, kPeerLost) << results[rank];
+    EXPECT_NE(results[rank].err.find("failed: no memory for the segment"),
+              std::string::npos)
+        << results[rank];
+  }
+}
+
+TEST(Rendezvous, AForkedChildHasNoGroupAndHarmsNone) {
+  Ranks ranks(2, "rank_1_forks");
+  const auto results = ranks.wait(20s);
+  for (const auto& result : results) EXPECT_TRUE(result.ok()) << result;
+  EXPECT_EQ(results[1].out, "child " + std::to_string(kInvalidArgument) + "\n");
+  EXPECT_NE(results[1].err.find("forked from rank 1"), std::string::npos)
+      << results[1];
 }
 
 TEST(Rendezvous, UnknownHost) {

@@ -339,6 +339,64 @@ void expect_error(const std::function<void()>& call, const std::string& part) {
   }
 }
 
+TEST_P(Conformance, BoolIsReducedByMinAndMax) {
+  const int n = ranks();
+  run([&](int rank) {
+    for (const auto op : {ReduceOp::MIN, ReduceOp::MAX}) {
+      // Of no rank, of rank 0 alone, of all ranks.
+      auto tensor = at::tensor({0, rank == 0 ? 1 : 0, 1}).to(at::kBool);
+      all_reduce(tensor, {.op = op});
+      const int one = op == ReduceOp::MAX || n == 1 ? 1 : 0;
+      EXPECT_SAME(tensor, at::tensor({0, one, 1}).to(at::kBool), "bool");
+    }
+  });
+}
+
+TEST_P(Conformance, LazilyConjugatedAndNegatedTensors) {
+  const int n = ranks();
+  run([&](int rank) {
+    const auto of_rank = [](int r) {
+      return at::complex(at::full({3}, r + 1.0), at::full({3}, r + 2.0));
+    };
+    std::vector<Tensor> outputs;
+    for (int r = 0; r < n; ++r) outputs.push_back(at::empty_like(of_rank(0)));
+    all_gather(outputs, of_rank(rank).conj());
+    for (int r = 0; r < n; ++r) {
+      EXPECT_SAME(outputs[r], of_rank(r).conj().resolve_conj(), "conjugate");
+    }
+    auto negative = at::_neg_view(at::full({3}, rank + 1.0));
+    all_reduce(negative);
+    EXPECT_SAME(negative, at::full({3}, -n * (n + 1) / 2.0), "negative");
+  });
+}
+
+TEST_P(Conformance, AWaitThatIsTooShortHarmsNothing) {
+  const int n = ranks();
+  std::atomic<int> waited{0};
+  run([&](int rank) {
+    if (rank == 0 && n > 1) {
+      const auto work = barrier({.async_op = true});
+      for (const auto limit : {0ms, -1ms, 1ms}) {
+        expect_error<TimeoutError>([&] { work.wait(limit); }, "barrier");
+      }
+      EXPECT_FALSE(work.is_completed());
+      waited = 1;
+      work.wait();
+      work.wait(0ms);
+    } else {
+      while (n > 1 && waited == 0) std::this_thread::sleep_for(1ms);
+      barrier();
+    }
+    auto tensor = input_of(rank, 4, at::kFloat);
+    all_reduce(tensor);
+    EXPECT_SAME(tensor, reduced(ReduceOp::SUM, n, 4, at::kFloat), "afterwards");
+  });
+}
+
+TEST_P(Conformance, TheLongestTimeoutIsNotThePast) {
+  run([](int) { barrier(); }, std::chrono::milliseconds::max());
+}
+
 TEST_P(Conformance, WrongArgumentsAreRefusedAndTheGroupStaysUsable) {
   const int n = ranks();
   run([&](int rank) {

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "distributed/group.h"
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/collectives.h"
 #include "lockstep/distributed/process_group.h"
@@ -45,6 +46,14 @@ TEST(ProcessGroup, WorldOfOneOverAStore) {
   EXPECT_THROW(group->allreduce(tensors), std::exception);
   init_process_group(new_store(), {.world_size = 1, .rank = 0});
   destroy_process_group();
+}
+
+TEST(ProcessGroup, WhoeverHoldsADestroyedGroupCanTell) {
+  init_process_group(new_store(), {.world_size = 1, .rank = 0});
+  const auto group = distributed::default_group();
+  EXPECT_FALSE(group->destroyed);
+  destroy_process_group();
+  EXPECT_TRUE(group->destroyed);
 }
 
 TEST(ProcessGroup, ThreadsAreRanksOfTheirOwn) {

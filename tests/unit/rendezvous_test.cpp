@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -13,7 +14,9 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/process_group.h"
 #include "rendezvous/address.h"
+#include "rendezvous/bounded_store.h"
 #include "rendezvous/job_socket.h"
+#include "rendezvous/open_stores.h"
 #include "rendezvous/roll_call.h"
 #include "rendezvous/url.h"
 #include "support/environment.h"
@@ -119,7 +122,7 @@ TEST(Place, MasterAloneIsAWorldOfOneWithOneWarning) {
   const ScopedEnvironment environment(
       only({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}}));
   testing::internal::CaptureStderr();
-  const auto joined = join({}, false);
+  const auto joined = join({}, false, Deadline(1s));
   const auto output = testing::internal::GetCapturedStderr();
   EXPECT_EQ(joined.world_size, 1);
   EXPECT_HAS(output, "running as a world of one");
@@ -129,7 +132,8 @@ TEST(Place, MasterAloneIsAWorldOfOneWithOneWarning) {
 TEST(Place, EverythingMissingIsNamedAtOnce) {
   {
     const ScopedEnvironment environment(only({{"RANK", "0"}}));
-    const auto text = error_of<InvalidArgument>([] { join({}, false); });
+    const auto text =
+        error_of<InvalidArgument>([] { join({}, false, Deadline(1s)); });
     EXPECT_HAS(text, "WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set");
     EXPECT_HAS(text, "lockstep run");
   }
@@ -137,26 +141,28 @@ TEST(Place, EverythingMissingIsNamedAtOnce) {
     const ScopedEnvironment environment(only({{"WORLD_SIZE", "2"},
                                               {"MASTER_ADDR", "127.0.0.1"},
                                               {"MASTER_PORT", "29500"}}));
-    EXPECT_HAS(error_of<InvalidArgument>([] { join({}, false); }),
+    EXPECT_HAS(error_of<InvalidArgument>([] { join({}, false, Deadline(1s)); }),
                "RANK is not set");
   }
   {
     const ScopedEnvironment environment(
         only({{"RANK", "1"}, {"WORLD_SIZE", "2"}}));
-    EXPECT_HAS(error_of<InvalidArgument>([] { join({}, false); }),
+    EXPECT_HAS(error_of<InvalidArgument>([] { join({}, false, Deadline(1s)); }),
                "MASTER_ADDR and MASTER_PORT are not set");
   }
   {
     const ScopedEnvironment environment(only({}));
-    EXPECT_HAS(error_of<InvalidArgument>([] {
-                 join({.init_method = "tcp://127.0.0.1:29500"}, false);
-               }),
-               "RANK and WORLD_SIZE are not set");
+    EXPECT_HAS(
+        error_of<InvalidArgument>([] {
+          join({.init_method = "tcp://127.0.0.1:29500"}, false, Deadline(1s));
+        }),
+        "RANK and WORLD_SIZE are not set");
   }
   {
     const ScopedEnvironment environment(
         only({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}));
-    EXPECT_HAS(error_of<InvalidArgument>([] { join({}, false); }), "Slurm job");
+    EXPECT_HAS(error_of<InvalidArgument>([] { join({}, false, Deadline(1s)); }),
+               "Slurm job");
   }
 }
 
@@ -192,10 +198,13 @@ TEST(Place, ArgumentsAndEnvironmentMustAgree) {
                                             {"WORLD_SIZE", "2"},
                                             {"MASTER_ADDR", "127.0.0.1"},
                                             {"MASTER_PORT", "29500"}}));
-  EXPECT_HAS(error_of<InvalidArgument>([] { join({.rank = 0}, false); }),
-             "rank is 0 by argument but 1 by RANK and WORLD_SIZE");
-  EXPECT_HAS(error_of<InvalidArgument>(
-                 [] { join({.init_method = "env://?world_size=3"}, false); }),
+  EXPECT_HAS(
+      error_of<InvalidArgument>([] { join({.rank = 0}, false, Deadline(1s)); }),
+      "rank is 0 by argument but 1 by RANK and WORLD_SIZE");
+  EXPECT_HAS(error_of<InvalidArgument>([] {
+               join(
+                   {.init_method = "env://?world_size=3"}, false, Deadline(1s));
+             }),
              "world_size is 3 by init_method but 2 by RANK and WORLD_SIZE");
 }
 
@@ -205,7 +214,7 @@ TEST(Place, OneJobOnSeveralHostsNeedsAMaster) {
             {"OMPI_COMM_WORLD_SIZE", "4"},
             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
             {"PMIX_NAMESPACE", "several-hosts"}}));
-  EXPECT_HAS(error_of<InvalidArgument>([] { join({}, false); }),
+  EXPECT_HAS(error_of<InvalidArgument>([] { join({}, false, Deadline(1s)); }),
              "several hosts");
 }
 
@@ -323,6 +332,102 @@ TEST(RollCall, AbsentRanksAreNamedByAll) {
     EXPECT_HAS(error, "timeout ");
     EXPECT_HAS(error, "ranks 1 3 did not arrive");
   }
+}
+
+TEST(RollCall, WhoComesToACallThatIsOverBelongsToTheNext) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  EXPECT_FALSE(roll_call_is_over(*store, 1));
+  EXPECT_THROW(roll_call(*store, 0, 2, 50ms), TimeoutError);
+  EXPECT_TRUE(roll_call_is_over(*store, 1));
+}
+
+TEST(RollCall, RankZeroStaysUntilTheOthersHaveReadABadVerdict) {
+  const c10::intrusive_ptr<c10d::Store> store =
+      c10::make_intrusive<c10d::HashStore>();
+  store->set("lockstep/rank/1", "another version\nsomebody\n0");
+  std::thread slow([&] {
+    store->wait({"lockstep/verdict"}, 10s);
+    std::this_thread::sleep_for(200ms);
+    store->add("lockstep/readers", 1);
+  });
+  EXPECT_THROW(roll_call(*store, 0, 2, 10s), MismatchError);
+  EXPECT_EQ(store->add("lockstep/readers", 0), 1);
+  slow.join();
+}
+
+// -------------------------------------------------------------- generations
+
+TEST(Generation, RankZerosCountIsTold) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const Deadline deadline(20s);
+  keep_store("told#0", store);
+  keep_store("told#1", store);
+  EXPECT_EQ(next_generation("told#0", 0, store, deadline), 0);
+  EXPECT_EQ(next_generation("told#1", 1, store, deadline), 0);
+  EXPECT_EQ(next_generation("told#1", 1, store, deadline), 1);
+  EXPECT_EQ(next_generation("told#0", 0, store, deadline), 1);
+  forget_store("told#1");
+  EXPECT_EQ(next_generation("told#1", 1, store, deadline), 1);
+  forget_store("told#0");
+  forget_store("told#1");
+}
+
+TEST(Generation, ALateRankComesToTheAttemptThatIsUnderWay) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const Deadline deadline(20s);
+  EXPECT_EQ(next_generation("late#0", 0, store, deadline), 0);
+  EXPECT_THROW(roll_call(*group_store(store, 0), 0, 2, 50ms), TimeoutError);
+  EXPECT_EQ(next_generation("late#1", 1, store, deadline), 1);
+  EXPECT_EQ(next_generation("late#0", 0, store, deadline), 1);
+  forget_store("late#0");
+  forget_store("late#1");
+}
+
+TEST(Generation, WithoutRankZeroTheWaitEnds) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  EXPECT_HAS(error_of<TimeoutError>(
+                 [&] { next_generation("none#1", 1, store, Deadline(50ms)); }),
+             "rank 0 did not arrive");
+}
+
+// ------------------------------------------------------------ bounded store
+
+/// Answers once it is told to.
+class SilentStore : public c10d::HashStore {
+ public:
+  explicit SilentStore(std::shared_future<void> told) : told_(told) {}
+  bool check(const std::vector<std::string>& keys) override {
+    told_.wait();
+    return HashStore::check(keys);
+  }
+
+ private:
+  std::shared_future<void> told_;
+};
+
+TEST(BoundedStore, ASilentStoreIsGivenUpAtTheDeadline) {
+  std::promise<void> tell;
+  const auto store = c10::make_intrusive<BoundedStore>(
+      c10::make_intrusive<SilentStore>(tell.get_future().share()),
+      Deadline(50ms),
+      ErrorContext{.operation = "init_process_group", .rank = 1});
+  store->set("a", "1");
+  EXPECT_EQ(store->get_to_str("a"), "1");
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_HAS(error_of<StoreError>([&] { store->check({"a"}); }),
+               "does not answer");
+  }
+  tell.set_value();
+}
+
+TEST(BoundedStore, WithoutTheBoundItIsTheStore) {
+  const auto below = c10::make_intrusive<c10d::HashStore>();
+  const auto store =
+      c10::make_intrusive<BoundedStore>(below, Deadline(0ms), ErrorContext{});
+  store->lift_bound();
+  store->set("a", "1");
+  EXPECT_TRUE(below->check({"a"}));
+  EXPECT_EQ(store->getUnderlyingNonPrefixStore(), below);
 }
 
 // --------------------------------------------------------------- job socket

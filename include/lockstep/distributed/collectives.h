@@ -24,8 +24,11 @@ class LOCKSTEP_API Work {
   struct Impl;
   explicit Work(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-  /// Blocks until the operation ended, at most `timeout` (unset: the group's).
-  /// \throws the operation's error; TimeoutError at the deadline
+  /// Blocks until the operation ended; it ends by itself at the group's
+  /// timeout. With `timeout` this wait ends then at the latest, with zero or
+  /// less at once: the operation goes on, and its tensors must still not be
+  /// touched.
+  /// \throws the operation's error; TimeoutError when `timeout` was too short
   void wait(std::optional<std::chrono::milliseconds> timeout = {}) const;
   /// Whether the operation ended, well or not. Never blocks.
   [[nodiscard]] bool is_completed() const;
@@ -56,9 +59,9 @@ struct BarrierOptions {
 // All collectives below: called by every rank of the default group in the same
 // order. They block unless `async_op` is set; then the tensors must not be
 // touched until `Work::wait` returned. Any dtype of real numbers (floating,
-// half, bfloat16, integers; broadcast and all_gather also bool and complex).
-// Non-contiguous tensors are accepted, tensors of zero elements too. In a
-// world of one they return at once. On failure:
+// half, bfloat16, integers; bool with MIN and MAX; broadcast and all_gather
+// also bool and complex). Non-contiguous tensors are accepted, tensors of zero
+// elements too. In a world of one they return at once. On failure:
 // InvalidArgument (no group, wrong arguments, a device the backend does not
 // serve), Unsupported (dtype), MismatchError (ranks differ in operation, shape,
 // dtype or root; raised on all), TimeoutError, PeerLost, BackendError. After

@@ -19,8 +19,8 @@ namespace lockstep {
 /// Arguments of `init_process_group`, all optional. Mirrors
 /// `torch.distributed.init_process_group`.
 struct InitOptions {
-  /// "hybrid" (shared memory within a host, Gloo between hosts), "shm" or
-  /// "gloo". Empty: `LOCKSTEP_BACKEND`, else "hybrid".
+  /// "hybrid" (shared memory where all ranks are on one host, else Gloo for
+  /// everything), "shm" or "gloo". Empty: `LOCKSTEP_BACKEND`, else "hybrid".
   std::string backend = {};
   /// "env://", "tcp://host:port" or "file:///path". Empty: "env://".
   std::string init_method = {};
@@ -62,6 +62,9 @@ LOCKSTEP_API void init_process_group(c10::intrusive_ptr<c10d::Store> store,
 /// Says goodbye to the other ranks and frees the default group. Gradients and
 /// tensors stay valid. Returns within a bound also after a failure. Does
 /// nothing when there is no group.
+///
+/// A process that a rank forks has no group, and its end is no concern of the
+/// others.
 LOCKSTEP_API void destroy_process_group();
 
 /// Whether the calling thread's rank has a default group. Never throws.
@@ -79,7 +82,8 @@ LOCKSTEP_API void destroy_process_group();
 /// Number of ranks on this host; 1 without a group.
 [[nodiscard]] LOCKSTEP_API int get_local_world_size() noexcept;
 
-/// Name of the default group's backend as it was chosen: "shm", "gloo".
+/// Name of the default group's backend: "shm" or "gloo" where "hybrid" chose
+/// between them, "self" where it did so in a world of one, else the name given.
 /// \throws InvalidArgument without a group
 [[nodiscard]] LOCKSTEP_API std::string get_backend();
 

@@ -524,7 +524,7 @@ c10::intrusive_ptr<c10d::Backend> connect_watched(
                               .world_size = context.world_size};
   const auto& liveness = context.liveness;
   const auto store = c10::make_intrusive<WatchedStore>(
-      kPrefix, context.store, liveness, context.timeout, error);
+      kPrefix, context.store, liveness, context.created_by.remaining(), error);
   try {
     return connect(store, context, liveness->single_host());
   } catch (const InvalidArgument&) {

@@ -48,7 +48,9 @@ class ShmBackend final : public c10d::Backend {
       : Backend(context.rank, context.world_size),
         group_(context.group_name),
         timeout_(context.timeout),
-        channel_(context.liveness, context.group_name, context.timeout) {}
+        channel_(context.liveness,
+                 context.group_name,
+                 context.created_by.remaining()) {}
 
   ~ShmBackend() override { sequencer_.finish(); }
 
