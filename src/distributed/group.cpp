@@ -44,7 +44,7 @@ ProcessSlot::ProcessSlot() {
 
 }  // namespace
 
-void Group::note_failure() noexcept {
+void Group::note_failure() {
   try {
     throw;
   } catch (const InvalidArgument&) {  // nothing was sent
@@ -52,7 +52,7 @@ void Group::note_failure() noexcept {
   } catch (const TimeoutError& error) {
     failed = true;
     const auto& peers = error.context().peers;
-    if (!peers.empty()) gave_up_on = peers.front();
+    if (liveness && !peers.empty()) liveness->announce_timeout(peers);
   } catch (...) {
     failed = true;
   }

@@ -29,13 +29,12 @@ struct Group {
   std::shared_ptr<comm::Liveness> liveness;  ///< null: interop or world of one
   /// Set once an operation failed: not all peers may be there to say goodbye.
   std::atomic<bool> failed = false;
-  /// Whom an operation waited for in vain; -1: nobody.
-  std::atomic<int> gave_up_on = -1;
   /// Set by destroy_process_group: wrappers may hold the group longer.
   std::atomic<bool> destroyed = false;
 
-  /// Call in a catch block: an operation ended with that exception.
-  void note_failure() noexcept;
+  /// Call in a catch block: an operation ended with that exception. Tells the
+  /// peers for whom it waited in vain.
+  void note_failure();
 
   [[nodiscard]] ErrorContext context(const char* operation) const {
     return {.operation = operation,

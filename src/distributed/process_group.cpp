@@ -237,8 +237,7 @@ void destroy_process_group() {
   group->destroyed = true;
   group->backend->shutdown();
   if (!group->liveness) return;
-  const int culprit = group->gave_up_on;
-  group->liveness->leave(culprit >= 0 ? std::optional(culprit) : std::nullopt);
+  group->liveness->leave();
   if (group->hosts_store) {
     distributed::wait_for_goodbyes(
         *group->liveness,

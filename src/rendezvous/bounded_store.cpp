@@ -1,5 +1,7 @@
 #include "rendezvous/bounded_store.h"
 
+#include <c10/util/Exception.h>
+
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -60,7 +62,15 @@ auto BoundedStore::bounded(F call) {
   if (!result.valid()) {
     throw silent_store(describe(store_), deadline_, context_);
   }
-  return result.get();
+  try {
+    return result.get();
+  } catch (const c10::DistNetworkError& error) {
+    throw StoreError(describe(store_) +
+                         " was lost; look whether rank 0 or the launcher that "
+                         "serves it has ended: " +
+                         error.what_without_backtrace(),
+                     context_);
+  }
 }
 
 c10::intrusive_ptr<c10d::Store> BoundedStore::clone() {

@@ -18,9 +18,9 @@ StoreError silent_store(const std::string& store,
                         const Deadline& deadline,
                         ErrorContext context);
 
-/// The same key space as another store, but its calls end with StoreError soon
-/// after a deadline even if the store's server is stopped: libtorch's own wait
-/// for an answer without limit. A PrefixStore only so that what looks for the
+/// The same key space as another store, but its calls end with StoreError when
+/// the store's server is lost, and soon after a deadline even if it is stopped:
+/// libtorch's own wait for an answer without limit. A PrefixStore only so that what looks for the
 /// store below finds it.
 class BoundedStore final : public c10d::PrefixStore {
  public:
