@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -67,7 +68,11 @@ void check_reductions(int rank) {
 
 // In the order of collectives.py.
 LOCKSTEP_PROCESS(collectives) {
-  init_process_group({.interop = true});
+  if (std::getenv("LOCKSTEP_INTEROP") != nullptr) {
+    init_process_group();
+  } else {
+    init_process_group({.interop = true});
+  }
   const int rank = get_rank();
   const int size = get_world_size();
   check_reductions(rank);
@@ -117,7 +122,9 @@ INSTANTIATE_TEST_SUITE_P(CppRank, GlooWithPython, testing::Values(0, 1));
 
 TEST_P(GlooWithPython, AllCollectives) {
   const test::Command python = {
-      .argv = {LOCKSTEP_PYTHON, LOCKSTEP_TESTS "/interop/collectives.py"}};
+      .argv = {std::getenv("LOCKSTEP_PYTHON"),
+               std::string(std::getenv("LOCKSTEP_PYTHON_SCRIPTS")) +
+                   "/collectives.py"}};
   std::vector<test::Command> commands(2, python);
   commands[GetParam()] = test::at_entry("collectives");
   test::Ranks ranks(std::move(commands));

@@ -1,5 +1,6 @@
 """Python ranks under `lockstep run`; torchrun and mpirun over `spawn`."""
 
+import json
 import os
 import pathlib
 import re
@@ -12,6 +13,23 @@ import unittest
 SOURCE = pathlib.Path(os.environ["SOURCE_DIR"])
 BUILD = pathlib.Path(os.environ["BUILD_DIR"])
 LOCKSTEP = BUILD / "bin" / "lockstep"
+HERE = pathlib.Path(__file__).parent
+# The test binary, started as a program that does what collectives.py does.
+COLLECTIVES = [
+    BUILD / "bin" / "interop_gloo",
+    "--lockstep-test-process",
+    "collectives",
+]
+# Variables whose values are not torchrun's, as docs/launcher.md says: rank 0
+# hosts the store, and the CPUs are shared.
+MAY_DIFFER = {
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+}
 # The test binary, started as a program that calls spawn.
 SPAWNS = [
     BUILD / "bin" / "multiprocess_launch",
@@ -97,6 +115,20 @@ class LaunchTest(unittest.TestCase):
         )
         self.assertEqual(err, "")
 
+    def check_mixed_job(self, *parts):
+        command = [LOCKSTEP, "run", "-n", 1, *parts[0], ":", "-n", 1, *parts[1]]
+        code, lines, err = finish(start(*command, LOCKSTEP_INTEROP="1"))
+        self.assertEqual(code, 0, err)
+        self.assertEqual(lines, ["[rank 0]: passed", "[rank 1]: passed"])
+
+    @unittest.skipUnless(COLLECTIVES[0].exists(), "no gloo backend")
+    def test_every_collective_with_a_cpp_rank_zero(self):
+        self.check_mixed_job(COLLECTIVES, [HERE / "collectives.py"])
+
+    @unittest.skipUnless(COLLECTIVES[0].exists(), "no gloo backend")
+    def test_every_collective_with_a_python_rank_zero(self):
+        self.check_mixed_job([HERE / "collectives.py"], COLLECTIVES)
+
     def test_two_nodes_meet(self):
         port = free_port()
         script = self.script(ALL_REDUCE)
@@ -111,6 +143,27 @@ class LaunchTest(unittest.TestCase):
             code, lines, err = finish(node)
             self.assertEqual(code, 0, err)
             self.assertEqual(lines, [f"[rank {rank}]: [3.0, 3.0, 3.0]"])
+
+    def variables(self, *launcher):
+        """The environment of rank 1 of 2."""
+        script = self.script(
+            "import json, os\n"
+            "if os.environ['RANK'] == '1': print(json.dumps(dict(os.environ)))"
+        )
+        code, lines, err = finish(start(*launcher, script))
+        self.assertEqual(code, 0, err)
+        (line,) = lines
+        return json.loads(line.removeprefix("[rank 1]: "))
+
+    def test_workers_get_torchruns_variables(self):
+        torchrun = self.variables(
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            "--nproc-per-node", 2,
+        )
+        ours = self.variables(LOCKSTEP, "run", "--nproc-per-node", 2)
+        self.assertEqual(torchrun.keys(), ours.keys())
+        differing = {name for name in ours if ours[name] != torchrun[name]}
+        self.assertLessEqual(differing, MAY_DIFFER)
 
     def test_recorded_errors_are_reported(self):
         job = start(LOCKSTEP, "run", "-n", 2, self.script(RECORDED))

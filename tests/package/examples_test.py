@@ -17,9 +17,18 @@ from support import BUILD, CMAKE, JOBS, SOURCE, build_project, run
 HERE = pathlib.Path(__file__).parent
 BIN = BUILD / "bin"
 TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
+# Each starts two ranks.
+LAUNCHERS = {
+    "lockstep_run": (BIN / "lockstep", "run", "--nproc-per-node", 2),
+    "torchrun": (
+        TORCHRUN, "--standalone", "--no-python", "--nproc-per-node", 2,
+    ),
+    "mpirun": ("mpirun", "--oversubscribe", "-n", 2),
+}
 # The same on every launcher, so that all compute with the same kernels.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "PYTHON_EXEC": sys.executable,
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
@@ -56,35 +65,26 @@ class SeedLoop(unittest.TestCase):
             difference = (value - expected_model[name]).abs().max().item()
             self.assertLess(difference, 1e-6, name)
 
-    def test_spawn(self):
+    def test_spawn_bare(self):
         self.check(4, BIN / "spawn")
 
-    def test_bare(self):
+    def test_launch_bare(self):
         self.check(1, BIN / "launch")
 
-    def test_lockstep_run(self):
-        self.check(
-            2, BIN / "lockstep", "run", "--nproc-per-node", 2, BIN / "launch"
-        )
-
-    def test_torchrun(self):
-        self.check(
-            2, TORCHRUN, "--no-python", "--nproc-per-node", 2, BIN / "launch"
-        )
-
-    def test_mpirun(self):
-        self.check(2, "mpirun", "--oversubscribe", "-n", 2, BIN / "launch")
-
     def test_lockstep_run_of_the_python_program(self):
-        self.check(
-            2,
-            BIN / "lockstep",
-            "run",
-            "--nproc-per-node",
-            2,
-            sys.executable,
-            HERE / "seed_loop.py",
-        )
+        self.check(2, *LAUNCHERS["lockstep_run"], HERE / "seed_loop.py")
+
+
+def add_launched_test(program, launcher, command):
+    def test(self):
+        self.check(2, *command, BIN / program)
+
+    setattr(SeedLoop, f"test_{program}_under_{launcher}", test)
+
+
+for each in ("spawn", "launch"):
+    for launcher, command in LAUNCHERS.items():
+        add_launched_test(each, launcher, command)
 
 
 class Digits(unittest.TestCase):
@@ -122,7 +122,7 @@ class Digits(unittest.TestCase):
             self.assertIn("usage: digits", result.stderr)
 
     def test_two_processes_repeat(self):
-        launcher = (BIN / "lockstep", "run", "--nproc-per-node", 2)
+        launcher = LAUNCHERS["lockstep_run"]
         losses = [
             re.findall(r"loss ([\d.]+)", self.train(*launcher))
             for _ in range(2)

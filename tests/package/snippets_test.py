@@ -2,8 +2,9 @@
 
 Fenced blocks are told apart by their language:
 
-  bash   runs in the repository's root; a `text` block that follows it shows
-         lines that the output must have (numbers may differ, "..." skips)
+  bash   runs in the repository's root, with the preset that is being tested in
+         place of `release`; a `text` block that follows it shows lines that the
+         output must have (numbers may differ, "..." skips)
   sh     runs where the user's ./program and script.py are, with lockstep in PATH
   cpp    a program is compiled alone, a fragment as a function's body; without
          an #include of its own after snippet_prelude.h
@@ -28,6 +29,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from support import BUILD, CMAKE, SOURCE, run
 
 HERE = pathlib.Path(__file__).parent
+# Of a tree elsewhere ./dev knows nothing: the blocks then build their own.
+PRESET = BUILD.name if BUILD.parent == SOURCE / "build" else "release"
 PRELUDE = '#include "snippet_prelude.h"\n'
 DOCUMENTS = [
     SOURCE / "README.md",
@@ -157,6 +160,16 @@ class Snippets(unittest.TestCase):
             )
         self.assertEqual(compile_only(text), "")
 
+    def test_the_demo_suggests_a_command_that_works(self):
+        before = sorted(SOURCE.iterdir())
+        suggested = re.findall(
+            r"^  (\(cd .*\))$", run_shell("./dev demo", SOURCE), re.MULTILINE
+        )
+        self.assertEqual(len(suggested), 1)
+        output = run_shell(suggested[0], SOURCE)
+        self.assertIn("trained by 4 processes", output)
+        self.assertEqual(sorted(SOURCE.iterdir()), before)
+
 
 def make_user_folder(folder):
     """A program and a script that tell who they are."""
@@ -169,23 +182,36 @@ def make_user_folder(folder):
     )
 
 
+def run_shell(text, cwd, *path):
+    """Runs commands as a user does; returns what they printed."""
+    path += (
+        pathlib.Path(sys.executable).parent,
+        pathlib.Path(CMAKE).parent,
+        os.environ["PATH"],
+    )
+    return run(
+        "bash",
+        "-euo",
+        "pipefail",
+        "-c",
+        text,
+        timeout=1800,
+        cwd=cwd,
+        env={"PATH": ":".join(map(str, path)), "LOCKSTEP_PRESET": PRESET},
+    )
+
+
+def run_block(block):
+    if block.language == "bash":
+        return run_shell(re.sub(r"\brelease\b", PRESET, block.text), SOURCE)
+    with tempfile.TemporaryDirectory() as folder:
+        make_user_folder(pathlib.Path(folder))
+        return run_shell(block.text, folder, BUILD / "bin")
+
+
 def add_command_test(number, block):
     def test(self):
-        with tempfile.TemporaryDirectory() as folder:
-            make_user_folder(pathlib.Path(folder))
-            path = [pathlib.Path(sys.executable).parent, os.environ["PATH"]]
-            if block.language == "sh":
-                path.insert(0, BUILD / "bin")
-            output = run(
-                "bash",
-                "-euo",
-                "pipefail",
-                "-c",
-                block.text,
-                timeout=1800,
-                cwd=folder if block.language == "sh" else SOURCE,
-                env={"PATH": ":".join(map(str, path))},
-            )
+        output = run_block(block)
         for line in block.output.splitlines():
             if line.strip() not in ("", "..."):
                 self.assertRegex(output, pattern(line))
