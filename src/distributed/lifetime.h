@@ -12,9 +12,9 @@ namespace lockstep::distributed {
 /// for each group once it stands: what its parts do at exit must come later.
 void end_with_process();
 
-/// Tells the peers that this rank ends with `reason`, and who is to blame by the
-/// exception that is being handled (comm/blame.h). Ends what it has under way.
-/// Does nothing without a default group.
+/// Tells the peers that this rank ends with `reason`, and who is to blame by
+/// the exception that is being handled (comm/blame.h). Ends what it has under
+/// way. Does nothing without a default group.
 void fail_default_group(const std::string& reason);
 
 /// Returns when all peers have left, one was lost, or `bound` has passed.

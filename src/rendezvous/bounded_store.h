@@ -20,8 +20,8 @@ StoreError silent_store(const std::string& store,
 
 /// The same key space as another store, but its calls end with StoreError when
 /// the store's server is lost, and soon after a deadline even if it is stopped:
-/// libtorch's own wait for an answer without limit. A PrefixStore only so that what looks for the
-/// store below finds it.
+/// libtorch's own wait for an answer without limit. A PrefixStore only so that
+/// what looks for the store below finds it.
 class BoundedStore final : public c10d::PrefixStore {
  public:
   BoundedStore(c10::intrusive_ptr<c10d::Store> store,

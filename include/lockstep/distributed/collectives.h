@@ -12,7 +12,8 @@
 namespace lockstep {
 
 /// How a reduction combines the ranks' values. AVG of integers truncates
-/// toward zero and overflows for 64 bits only. Mirrors `torch.distributed.ReduceOp`.
+/// toward zero and overflows for 64 bits only. Mirrors
+/// `torch.distributed.ReduceOp`.
 enum class ReduceOp { SUM, AVG, PRODUCT, MIN, MAX };
 
 /// Handle of an asynchronous collective. Copies share one operation. Dropping
