@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <thread>
 #include <vector>
 
 #include "core/poll_until.h"
 #include "lockstep/core/error.h"
+#include "rendezvous/call_thread.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -50,51 +50,38 @@ std::string numeric_host(const Address& address) {
   return host;
 }
 
-/// One look-up under a deadline. glibc does it on a thread of its own; what a
-/// look-up beyond the deadline still writes to is given up, not freed.
-struct Lookup {
-  std::string host;
-  std::string service;
-  addrinfo hints{};
-  gaicb request{};
-
-  /// The error code of getaddrinfo, EAI_AGAIN at the deadline.
-  static int run(const std::string& host,
-                 uint16_t port,
-                 const Deadline& deadline,
-                 std::vector<Address>& addresses) {
-    auto lookup = std::make_unique<Lookup>();
-    lookup->host = host;
-    lookup->service = std::to_string(port);
-    lookup->hints.ai_socktype = SOCK_STREAM;
-    lookup->hints.ai_flags = AI_NUMERICSERV;
-    lookup->request.ar_name = lookup->host.c_str();
-    lookup->request.ar_service = lookup->service.c_str();
-    lookup->request.ar_request = &lookup->hints;
-    gaicb* list[] = {&lookup->request};
-    if (const int code = ::getaddrinfo_a(GAI_NOWAIT, list, 1, nullptr)) {
-      return code;
-    }
-    int code = EAI_INPROGRESS;
-    while ((code = ::gai_error(list[0])) == EAI_INPROGRESS) {
-      if (deadline.passed()) {
-        (void)lookup.release();
-        return EAI_AGAIN;
-      }
-      const auto left = std::min(deadline.remaining(), milliseconds(100));
-      const timespec limit = {0, left.count() * 1'000'000};
-      ::gai_suspend(list, 1, &limit);
-    }
-    for (auto* i = lookup->request.ar_result; i != nullptr; i = i->ai_next) {
-      Address address;
-      std::memcpy(&address.storage, i->ai_addr, i->ai_addrlen);
-      address.length = i->ai_addrlen;
-      addresses.push_back(address);
-    }
-    if (lookup->request.ar_result) ::freeaddrinfo(lookup->request.ar_result);
-    return code;
-  }
+struct Found {
+  int code = 0;  ///< of getaddrinfo
+  std::vector<Address> addresses;
 };
+
+Found look_up(const std::string& host, uint16_t port, int flags) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | flags;
+  addrinfo* list = nullptr;
+  Found found;
+  found.code =
+      ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  for (auto* i = list; i != nullptr; i = i->ai_next) {
+    Address address;
+    std::memcpy(&address.storage, i->ai_addr, i->ai_addrlen);
+    address.length = i->ai_addrlen;
+    found.addresses.push_back(address);
+  }
+  if (list) ::freeaddrinfo(list);
+  return found;
+}
+
+/// A name server that keeps silent costs a thread that is left to itself.
+Found look_up_name(const std::string& host,
+                   uint16_t port,
+                   const Deadline& deadline) {
+  CallThread thread;
+  auto found =
+      thread.run([host, port] { return look_up(host, port, 0); }, deadline);
+  return found.valid() ? found.get() : Found{EAI_AGAIN, {}};
+}
 
 /// All addresses of a host, IPv4 first: where "localhost" stands for both,
 /// both sides begin with the same.
@@ -103,12 +90,13 @@ std::vector<Address> resolve(const std::string& host,
                              const Deadline& deadline) {
   const Deadline patience(
       std::min(deadline.remaining(), milliseconds(kNameServerPatience)));
-  std::vector<Address> addresses;
-  int code = 0;
-  while ((code = Lookup::run(host, port, patience, addresses)) == EAI_AGAIN &&
-         !patience.passed()) {
+  auto found = look_up(host, port, AI_NUMERICHOST);
+  if (found.code != 0) found = look_up_name(host, port, patience);
+  while (found.code == EAI_AGAIN && !patience.passed()) {
     std::this_thread::sleep_for(kLongestPause);
+    found = look_up_name(host, port, patience);
   }
+  auto& [code, addresses] = found;
   if (code != 0 || addresses.empty()) {
     throw StoreError("host \"" + host + "\" of " + to_string(host, port) +
                          " is unknown (" + ::gai_strerror(code) +

@@ -39,10 +39,7 @@ void futex_wait(std::atomic<uint32_t>& word,
 /// not know fences; it needs none here, since data is published by the caller's
 /// release store.
 void full_fence() noexcept {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wtsan"
   std::atomic_thread_fence(std::memory_order_seq_cst);
-#pragma GCC diagnostic pop
 }
 
 void ring_always(Doorbell& bell) noexcept {
