@@ -63,7 +63,7 @@ void BufferSync::broadcast() {
   try {
     group_->backend->broadcast(message, options)->wait();
   } catch (...) {
-    group_->failed = true;
+    group_->note_failure();
     distributed::rethrow_converted(group_->context("forward (buffers)"));
   }
   if (group_->rank == 0) return;

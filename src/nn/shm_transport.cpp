@@ -449,12 +449,9 @@ void ShmTransport::wait(const Ready& ready, const Missing& missing) {
   try {
     waiter_->wait(ready_or_over, group_->timeout, missing, context);
     if (timed_out) throw *timed_out;
-  } catch (const std::exception& error) {
-    fail_for_good();
+  } catch (...) {
     if (arena_) arena_->retire();
-    if (const auto* late = dynamic_cast<const TimeoutError*>(&error)) {
-      liveness.announce_timeout(late->context().peers);
-    }
+    fail_for_good();
     throw;
   }
 }

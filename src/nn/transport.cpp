@@ -25,9 +25,9 @@ void Transport::check_usable() const {
       group_->context("backward"));
 }
 
-void Transport::fail_for_good() noexcept {
+void Transport::fail_for_good() {
   failed_ = true;
-  group_->failed = true;
+  group_->note_failure();
 }
 
 std::unique_ptr<Transport> make_transport(

@@ -48,7 +48,8 @@ class Transport {
  protected:
   /// Throws InvalidArgument that says what to do when not `usable`.
   void check_usable() const;
-  void fail_for_good() noexcept;
+  /// Call in a catch block.
+  void fail_for_good();
 
   const std::shared_ptr<distributed::Group> group_;
   bool failed_ = false;
