@@ -106,9 +106,9 @@ void AtomicFile::write(const void* data, size_t size) {
 
 void AtomicFile::commit() {
   struct stat old {};
-  if (::stat(path_.c_str(), &old) == 0 &&
-      ::fchmod(fd_.get(), old.st_mode & 07777) != 0) {
-    fail("set the mode of", errno);
+  if (::stat(path_.c_str(), &old) == 0) {
+    // Some file systems have no modes.
+    [[maybe_unused]] const int kept = ::fchmod(fd_.get(), old.st_mode & 0777);
   }
   if (::fsync(fd_.get()) != 0) fail("sync", errno);
   const Fd folder(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

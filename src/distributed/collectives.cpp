@@ -39,7 +39,7 @@ struct Work::Impl {
       const std::lock_guard lock(mutex);
       if (auto once = std::exchange(finish, nullptr)) once();
     } catch (...) {
-      if (work->isCompleted()) group->note_failure();
+      if (work->isCompleted() && !work->isSuccess()) group->note_failure();
       distributed::rethrow_converted(group->context(operation));
     }
   }

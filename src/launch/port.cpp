@@ -36,19 +36,26 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
                     std::generic_category().message(error));
 }
 
-Addresses resolve(const std::string& host, int port) {
+/// The code of getaddrinfo.
+int look_up(const std::string& host, int port, Addresses& addresses) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int error =
       getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) {
+  if (error == 0) addresses.reset(found);
+  return error;
+}
+
+Addresses resolve(const std::string& host, int port) {
+  Addresses addresses{nullptr, freeaddrinfo};
+  if (const int error = look_up(host, port, addresses); error != 0) {
     throw LaunchError("master address \"" + host +
                       "\" cannot be resolved: " + gai_strerror(error) +
                       "; give --master-addr a name or address that this host "
                       "knows");
   }
-  return {found, freeaddrinfo};
+  return addresses;
 }
 
 std::string text_of(const addrinfo& address) {
@@ -129,7 +136,9 @@ void refuse_loopback_name(const std::string& host) {
       ::inet_pton(AF_INET6, host.c_str(), &literal) == 1) {
     return;
   }
-  const Addresses addresses = resolve(host, 0);
+  Addresses addresses{nullptr, freeaddrinfo};
+  // Names of hosts that start at the same time may appear later.
+  if (look_up(host, 0, addresses) != 0) return;
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
     if (!is_loopback(*a->ai_addr)) return;
   }

@@ -10,31 +10,37 @@
 namespace lockstep::memory {
 namespace {
 
+constexpr size_t kSmallPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kHuge = size_t{4} << 20;
 /// From this size on a larger block may serve a request.
 constexpr size_t kSharing = size_t{64} << 10;
 constexpr uint32_t kClassesPerOctave = 4;
-constexpr int kSmallestBits = 7;
+constexpr int kSmallestBits = 6;
 
+/// Memory aligned to huge pages behind one small page; the address of the
+/// former. The kernel aligns to small pages only.
 char* map(size_t bytes) noexcept {
-  // Aligned by hand: the kernel aligns to small pages only.
-  const size_t with_slack = bytes + kHugePage;
+  const size_t size = kSmallPage + kHugePage + bytes;
   void* mapped = ::mmap(nullptr,
-                        with_slack,
+                        size,
                         PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS,
                         -1,
                         0);
   if (mapped == MAP_FAILED) return nullptr;
-  const auto begin = reinterpret_cast<uintptr_t>(mapped);
-  const uintptr_t aligned = (begin + kHugePage - 1) / kHugePage * kHugePage;
-  const size_t before = aligned - begin;
-  if (before > 0) ::munmap(mapped, before);
-  auto* block = reinterpret_cast<char*>(aligned);
-  if (before < kHugePage) ::munmap(block + bytes, kHugePage - before);
-  ::madvise(block, bytes, MADV_HUGEPAGE);
-  return block;
+  auto* const begin = static_cast<char*>(mapped);
+  const auto first = reinterpret_cast<uintptr_t>(begin) + kSmallPage;
+  char* const data =
+      begin + kSmallPage + (kHugePage - first % kHugePage) % kHugePage;
+  if (data - kSmallPage > begin) {
+    ::munmap(begin, static_cast<size_t>(data - kSmallPage - begin));
+  }
+  char* const end = data + bytes;
+  if (end < begin + size)
+    ::munmap(end, static_cast<size_t>(begin + size - end));
+  ::madvise(data, bytes, MADV_HUGEPAGE);
+  return data;
 }
 
 }  // namespace
@@ -58,7 +64,7 @@ size_t BlockCache::bytes_of(uint32_t size_class) noexcept {
 
 void* BlockCache::take(size_t bytes) noexcept {
   if (!enabled() || bytes > SIZE_MAX / 4) return nullptr;
-  const uint32_t size_class = class_of(bytes + sizeof(Header));
+  const uint32_t size_class = class_of(bytes);
   Header* block = pop(size_class);
   if (!block && bytes >= kSharing) {
     for (uint32_t more = 1; !block && more <= kClassesPerOctave; ++more) {
@@ -128,19 +134,21 @@ void BlockCache::push(Header* block) noexcept {
 BlockCache::Header* BlockCache::make(uint32_t size_class) noexcept {
   size_t bytes = bytes_of(size_class);
   const bool mapped = bytes >= kHuge;
-  void* memory = nullptr;
+  char* data = nullptr;
   if (mapped) {
     bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    memory = map(bytes);
-  } else if (::posix_memalign(&memory, kAlignment, bytes) != 0) {
-    memory = nullptr;
+    data = map(bytes);
+  } else if (void* memory = nullptr;
+             ::posix_memalign(&memory, kAlignment, sizeof(Header) + bytes) ==
+             0) {
+    data = static_cast<char*>(memory) + sizeof(Header);
   }
-  if (!memory) return nullptr;
-  auto* block = new (memory)
+  if (!data) return nullptr;
+  auto* block = new (data - sizeof(Header))
       Header{.bytes = bytes, .size_class = size_class, .mapped = mapped};
   try {
     const std::lock_guard lock(blocks_mutex_);
-    blocks_.insert(block + 1);
+    blocks_.insert(data);
   } catch (const std::bad_alloc&) {
     destroy(block);
     return nullptr;
@@ -149,12 +157,13 @@ BlockCache::Header* BlockCache::make(uint32_t size_class) noexcept {
 }
 
 void BlockCache::destroy(Header* block) noexcept {
+  auto* data = reinterpret_cast<char*>(block + 1);
   {
     const std::lock_guard lock(blocks_mutex_);
-    blocks_.erase(block + 1);
+    blocks_.erase(data);
   }
   if (block->mapped) {
-    ::munmap(block, block->bytes);
+    ::munmap(data - kSmallPage, kSmallPage + block->bytes);
   } else {
     std::free(block);
   }

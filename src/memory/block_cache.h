@@ -16,8 +16,8 @@ namespace lockstep::memory {
 /// Blocks come in size classes, four between one power of two and the next; a
 /// free block of a larger class serves too, up to twice the size, so that
 /// varying sizes share few blocks. Before it takes more from the system than
-/// 1.25 times the most that was ever in use at once, it gives free blocks back.
-/// Blocks of 4 MiB and more ask for huge pages.
+/// 1.25 times the blocks that were ever in use at once, it gives free ones
+/// back. Blocks of 4 MiB and more are aligned to huge pages and ask for them.
 ///
 /// Thread safe. A block may be freed by any thread.
 class BlockCache {
@@ -55,7 +55,7 @@ class BlockCache {
   /// Lies before the data of each block.
   struct alignas(kAlignment) Header {
     Header* next = nullptr;
-    size_t bytes = 0;  ///< with the header
+    size_t bytes = 0;  ///< of the data
     uint32_t size_class = 0;
     bool mapped = false;
   };

@@ -205,7 +205,7 @@ void C10dTransport::fail_unready(const std::vector<size_t>& missing) {
 void C10dTransport::abandon() noexcept {
   if (!std::exchange(open_, false) || !usable()) return;
   gave_up_late_ = launched_ == buckets_.size();
-  mark_ = kGaveUp;
+  if (mark_ == 0) mark_ = kGaveUp;
   try {
     while (launched_ < buckets_.size()) launch(buckets_[launched_++]);
   } catch (const std::exception&) {

@@ -128,13 +128,15 @@ void ShmTransport::start_over() {
   wait([&] { return late().empty(); }, late);
   own().n_unready.store(0, std::memory_order_relaxed);
   last_use_ = {};
+  auto context = group_->context("backward");
+  context.peers = {
+      std::exchange(culprit_, std::nullopt).value_or(group_->rank)};
   for (int rank = 0; rank < group_->world_size; ++rank) {
     if (control_->state(rank).completed.load(std::memory_order_acquire) + 1 !=
         round_) {
       continue;
     }
-    throw MismatchError(gave_up_late_message(group_->rank),
-                        group_->context("backward"));
+    throw MismatchError(gave_up_late_message(context.peers.front()), context);
   }
 }
 
@@ -163,7 +165,10 @@ void ShmTransport::finish() {
         return gave_up.has_value();
       },
       [this] { return late_ranks(); });
-  if (gave_up) fail_given_up(*gave_up);
+  if (gave_up) {
+    culprit_ = gave_up;
+    fail_given_up(*gave_up);
+  }
   own().completed.store(round_, std::memory_order_release);
   open_ = false;
 }
@@ -394,7 +399,7 @@ void ShmTransport::fail_given_up(int rank) const {
   const auto completed = [](const RankState& of) {
     return of.completed.load(std::memory_order_acquire);
   };
-  if (completed(own()) > completed(state)) {
+  if (completed(own()) + 1 == round_ && completed(state) < completed(own())) {
     throw MismatchError(gave_up_late_message(rank), context);
   }
   std::vector<size_t> missing(std::min<size_t>(
@@ -424,8 +429,9 @@ void ShmTransport::abandon() noexcept {
       parameters_[units_[i].parameters[0]].tensor.mutable_grad().reset();
     }
   }
-  // Where the group failed, liveness names the culprit to all.
-  if (!failed_) publish(&RankState::abandoned, round_);
+  // Where the group failed, liveness names the culprit to all. Where another
+  // rank gave the round up, its own mark does.
+  if (!failed_ && !culprit_) publish(&RankState::abandoned, round_);
 }
 
 void ShmTransport::start_arena() noexcept {

@@ -117,6 +117,7 @@ class ShmTransport final : public Transport {
   std::vector<char*> blocks_;
 
   uint64_t round_ = 0;
+  std::optional<int> culprit_;  ///< who gave up the last round, if a peer did
   bool open_ = false;    ///< between `begin` and the end of the round
   size_t launched_ = 0;  ///< the first so many units have all gradients
   Cursor stage_;

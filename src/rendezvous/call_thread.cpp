@@ -3,9 +3,10 @@
 #include <pthread.h>
 
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <mutex>
+
+#include "core/block_signals.h"
 
 namespace lockstep::rendezvous {
 
@@ -36,15 +37,11 @@ struct CallThread::Queue {
 };
 
 CallThread::CallThread() : queue_(std::make_shared<Queue>()) {
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockSignals block;
   thread_ = std::thread([queue = queue_] {
     ::pthread_setname_np(::pthread_self(), "lockstep-call");
     queue->work_off();
   });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 CallThread::~CallThread() {

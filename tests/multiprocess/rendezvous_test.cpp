@@ -130,6 +130,9 @@ LOCKSTEP_PROCESS(rank_0_leaves_first) {
 LOCKSTEP_PROCESS(rank_0_stops_meanwhile) {
   if (env::get("RANK") == "0") {
     std::thread([] {
+      const auto port = std::stoi(env::get("MASTER_PORT").value());
+      rendezvous::find_listener(
+          "127.0.0.1", static_cast<uint16_t>(port), Deadline(10s));
       std::this_thread::sleep_for(300ms);
       ::kill(::getpid(), SIGSTOP);
     }).detach();

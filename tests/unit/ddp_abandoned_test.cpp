@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(Backends,
                          ::testing::ValuesIn(test::kDdpBackends),
                          [](const auto& one) { return one.param; });
 
-void expect_same_on_both(const std::vector<at::Tensor>& parameters) {
+void expect_same_on_all(const std::vector<at::Tensor>& parameters) {
   for (const auto& parameter : parameters) {
     auto reference = parameter.grad().clone();
     broadcast(reference);
@@ -122,6 +122,37 @@ TEST_P(DdpAbandoned, ParametersWithoutGradientAreNamedOnEveryRank) {
   EXPECT_EQ(named, 2);
 }
 
+TEST_P(DdpAbandoned, AllNameTheSameRankAmongThree) {
+  constexpr int kCulprit = 2;
+  std::atomic<int> named{0};
+  ranks(3, [&](int rank) {
+    auto model =
+        DistributedDataParallel(std::make_shared<Branches>(), kOneByOne);
+    auto loss =
+        loss_of(model->forward(formula({kRows, 6}), true, rank != kCulprit));
+    // Comes when the culprit and the first to notice have given up.
+    if (rank == 1) std::this_thread::sleep_for(200ms);
+    try {
+      loss.backward();
+      ADD_FAILURE() << "rank " << rank;
+    } catch (const MismatchError& error) {
+      EXPECT_EQ(error.context().peers, std::vector<int>{kCulprit}) << rank;
+      EXPECT_NE(error.message().find("\"B.weight\""), std::string::npos)
+          << error.what();
+      ++named;
+    } catch (const InvalidArgument&) {
+      EXPECT_EQ(rank, kCulprit);
+      ++named;
+    }
+    for (auto& parameter : model->parameters()) {
+      parameter.mutable_grad().reset();
+    }
+    loss_of(model->forward(formula({kRows, 6}, rank), true, true)).backward();
+    expect_same_on_all(model->parameters());
+  });
+  EXPECT_EQ(named, 3);
+}
+
 TEST_P(DdpAbandoned, AParameterWithoutGradientOnOneRankIsNamedOnBoth) {
   std::atomic<int> named{0};
   ranks(2, [&](int rank) {
@@ -135,7 +166,7 @@ TEST_P(DdpAbandoned, AParameterWithoutGradientOnOneRankIsNamedOnBoth) {
       parameter.mutable_grad().reset();
     }
     loss_of(model->forward(formula({kRows, 6}, rank), true, true)).backward();
-    expect_same_on_both(model->parameters());
+    expect_same_on_all(model->parameters());
   });
   EXPECT_EQ(named, 2);
 }
@@ -189,7 +220,7 @@ TEST_P(DdpAbandoned, APassThatEndsOnOneRankFailsOnTheOthersAtOnce) {
           parameter.mutable_grad().reset();
         }
         loss_of(model->forward(input)).backward();
-        expect_same_on_both(model->parameters());
+        expect_same_on_all(model->parameters());
       }
     }
   });
@@ -228,7 +259,7 @@ TEST_P(DdpAbandoned, APassThatEndsWhenTheOthersAreDoneFailsTheNextOnAll) {
         parameter.mutable_grad().reset();
       }
       loss_of(model->forward(input)).backward();
-      expect_same_on_both(model->parameters());
+      expect_same_on_all(model->parameters());
     }
   });
   before_trap = nullptr;

@@ -12,7 +12,7 @@
 /// the memory of freed CPU tensors is kept and used again, as CUDA's caching
 /// allocator does for device memory, and tensors of 4 MiB and more ask the
 /// kernel for huge pages. What is kept never makes the tensors'
-/// memory exceed 1.25 times the most that was in use at once.
+/// blocks exceed 1.25 times those that were in use at once.
 ///
 /// It concerns all CPU tensors of the process, so it never starts by linking
 /// alone: the first `DistributedDataParallel` starts it, or `enable`.

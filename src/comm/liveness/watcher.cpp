@@ -10,6 +10,7 @@
 
 #include "comm/liveness/registry.h"
 #include "comm/uncaught.h"
+#include "core/block_signals.h"
 
 namespace lockstep::comm {
 
@@ -70,16 +71,11 @@ void Watcher::watch() {
         {.operation = "init_process_group"},
         errno);
   }
-  // Signals are for the user's threads.
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockSignals block;
   thread_ = std::thread([this] {
     ::pthread_setname_np(::pthread_self(), "lockstep-live");
     while (!stopping_) step(std::chrono::hours(1));
   });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   add_to_registry(*this);
 }
 

@@ -448,7 +448,7 @@ class GlooBackend final : public c10d::Backend {
         problem = " did not make this call";
         context.peers = behind;
       }
-      liveness->announce_timeout(context.peers);
+      if (!context.peers.empty()) liveness->announce_timeout(context.peers);
     }
     throw TimeoutError(list_of(context.peers) + problem +
                            " in time; look there for a process that is "
