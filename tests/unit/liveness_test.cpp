@@ -193,6 +193,7 @@ TEST(Liveness, AGoodbyeIsNoFailure) {
 TEST(Liveness, AnAnnouncedFailureIsTheCulpritForAll) {
   Meeting looked(3);
   on_ranks(3, [&](int rank, Liveness& liveness) {
+    EXPECT_TRUE(looked.wait());  // all have met
     if (rank == 1) liveness.announce_failure("the disk is full");
     EXPECT_TRUE(soon([&] { return liveness.failure().has_value(); }));
     // Whoever leaves because of it is not blamed.
@@ -215,6 +216,7 @@ TEST(Liveness, AnAnnouncedFailureIsTheCulpritForAll) {
 TEST(Liveness, WhoWasWaitedForInVainIsTheCulpritForAll) {
   Meeting looked(3);
   on_ranks(3, [&](int rank, Liveness& liveness) {
+    EXPECT_TRUE(looked.wait());  // all have met
     if (rank == 0) liveness.announce_failure("the barrier is late", 2);
     EXPECT_TRUE(soon([&] { return liveness.failure().has_value(); }));
     EXPECT_EQ(liveness.failure()->rank, 2);
@@ -230,6 +232,7 @@ TEST(Liveness, AGoodbyeAfterATimeoutNamesWhoWasWaitedFor) {
   on_ranks(
       3,
       [&](int rank, Liveness& liveness) {
+        EXPECT_TRUE(looked.wait());  // all have met
         if (rank == 0) {
           liveness.announce_timeout({2});
           liveness.leave();
