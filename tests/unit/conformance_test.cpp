@@ -393,6 +393,10 @@ TEST_P(Conformance, AWaitThatIsTooShortHarmsNothing) {
   });
 }
 
+TEST_P(Conformance, ARankMayLeaveAsSoonAsItHasJoined) {
+  run([](int) {});
+}
+
 TEST_P(Conformance, TheLongestTimeoutIsNotThePast) {
   run([](int) { barrier(); }, std::chrono::milliseconds::max());
 }
@@ -560,9 +564,13 @@ TEST_P(ConformanceErrors, AFailedRankIsNamedByTheOthers) {
   std::atomic<int> lost{0};
   try {
     run([&](int rank) {
-      if (rank == 1) throw std::runtime_error("no more coffee");
+      if (rank == 1) {
+        barrier();  // all have joined
+        throw std::runtime_error("no more coffee");
+      }
       auto tensor = at::ones({4});
       try {
+        barrier();
         for (;;) all_reduce(tensor);
       } catch (const PeerLost& e) {
         EXPECT_EQ(e.context().peers, std::vector<int>{1}) << e.what();
@@ -570,6 +578,8 @@ TEST_P(ConformanceErrors, AFailedRankIsNamedByTheOthers) {
                   std::string::npos)
             << e.what();
         lost.fetch_add(1);
+      } catch (const std::exception& e) {
+        ADD_FAILURE() << "another error: " << e.what();
       }
     });
     ADD_FAILURE() << "run_ranks swallowed the error";
@@ -581,8 +591,9 @@ TEST_P(ConformanceErrors, AFailedRankIsNamedByTheOthers) {
 
 TEST_P(ConformanceErrors, ARankThatLeftIsNamedByTheOthers) {
   run([&](int rank) {
-    if (rank == 1) return;
     try {
+      barrier();  // all have joined
+      if (rank == 1) return;
       barrier();
       ADD_FAILURE() << "no error";
     } catch (const PeerLost& e) {
