@@ -7,6 +7,7 @@
 #include <string>
 
 #include "comm/kernels/reduce.h"
+#include "comm/kernels/two_ranks.h"
 #include "comm/liveness.h"
 #include "distributed/group.h"
 #include "lockstep/distributed/collectives.h"
@@ -258,6 +259,10 @@ void ShmTransport::reduce_in_place(const Unit& unit) {
   const size_t item = parameter.element_size();
   const size_t share = aligned((parameter.nbytes() + ranks - 1) / ranks);
   const size_t end = std::min(parameter.nbytes(), share * (own_rank + 1));
+  const auto reduce_both = ranks == 2
+                               ? comm::kernels::reduce_both_kernel(
+                                     ReduceOp::AVG, parameter.scalar_type())
+                               : nullptr;
   // Small enough to be in the cache still when it is copied.
   constexpr size_t kBlock = 64 * 1024;
   for (size_t from = share * own_rank; from < end; from += kBlock) {
@@ -267,6 +272,10 @@ void ShmTransport::reduce_in_place(const Unit& unit) {
                       control_->place(static_cast<int>(rank), *unit.large) +
                       from;
       sources_[rank] = blocks_[rank];
+    }
+    if (reduce_both != nullptr && aligned(n) == n) {
+      reduce_both(blocks_[0], blocks_[1], n);
+      continue;
     }
     char* result = blocks_[own_rank];
     comm::kernels::reduce(ReduceOp::AVG,

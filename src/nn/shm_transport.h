@@ -118,8 +118,8 @@ class ShmTransport final : public Transport {
 
   uint64_t round_ = 0;
   std::optional<int> culprit_;  ///< who gave up the last round, if a peer did
-  bool open_ = false;    ///< between `begin` and the end of the round
-  size_t launched_ = 0;  ///< the first so many units have all gradients
+  bool open_ = false;           ///< between `begin` and the end of the round
+  size_t launched_ = 0;         ///< the first so many units have all gradients
   Cursor stage_;
   Cursor consume_;
   uint64_t n_in_place_ = 0;             ///< large gradients reduced in place

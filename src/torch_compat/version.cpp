@@ -4,6 +4,8 @@
 
 namespace lockstep::torch_compat {
 
-std::string torch_version() { return TORCH_VERSION; }
+std::string torch_version() {
+  return TORCH_VERSION;
+}
 
 }  // namespace lockstep::torch_compat

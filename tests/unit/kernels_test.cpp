@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/kernels/reduce.h"
+#include "comm/kernels/two_ranks.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -256,6 +257,80 @@ TEST(ReduceKernel, ResultMayOverwriteAnySource) {
       ASSERT_EQ(sources[target][i],
                 static_cast<float>(expected(ReduceOp::SUM, 3, i)));
     }
+  }
+}
+
+class TwoRanksKernels : public ::testing::TestWithParam<c10::ScalarType> {};
+
+TEST_P(TwoRanksKernels, GiveTheBitsOfReduceAndMoveTheRest) {
+  const auto dtype = GetParam();
+  torch::manual_seed(1);
+  // Negative ones, and sums and products that are rounded or wrap.
+  const auto numbers = [&](int64_t n) {
+    return (torch::randn({n}, torch::kDouble) * 1e9).to(dtype);
+  };
+  for (const int64_t lines : {0, 1, 2, 9, 1000}) {
+    const int64_t n =
+        lines * 64 /
+        static_cast<int64_t>(
+            dtype == torch::kFloat || dtype == torch::kInt ? 4 : 8);
+    for (const auto op : kOps) {
+      const auto first = numbers(n);
+      const auto second = numbers(n);
+      const auto given = numbers(n);
+      const auto taken = numbers(n);
+      auto want = torch::empty_like(first);
+      const void* srcs[] = {first.data_ptr(), second.data_ptr()};
+      kernels::reduce(op, dtype, want.data_ptr(), srcs, 2, want.numel());
+      const auto bytes = [](const torch::Tensor& t) {
+        return static_cast<char*>(t.data_ptr());
+      };
+      const auto exchange = kernels::exchange_kernel(op, dtype);
+      const auto reduce_both = kernels::reduce_both_kernel(op, dtype);
+      const bool none =
+          op == ReduceOp::AVG && c10::isIntegralType(dtype, false);
+      ASSERT_EQ(exchange == nullptr, none);
+      ASSERT_EQ(reduce_both == nullptr, none);
+      if (none) continue;
+      for (const bool own_is_first : {true, false}) {
+        auto own = own_is_first ? first.clone() : second.clone();
+        auto give_to = torch::empty_like(own);
+        auto result = torch::empty_like(own);
+        auto take_to = torch::empty_like(own);
+        exchange({.give_to = bytes(give_to),
+                  .give_from = bytes(given),
+                  .first = bytes(own_is_first ? own : first),
+                  .second = bytes(own_is_first ? second : own),
+                  .own = bytes(own),
+                  .result = bytes(result),
+                  .take_to = bytes(take_to),
+                  .take_from = bytes(taken),
+                  .bytes = own.nbytes()});
+        EXPECT_TRUE(own.equal(want)) << static_cast<int>(op);
+        EXPECT_TRUE(result.equal(want));
+        EXPECT_TRUE(give_to.equal(given));
+        EXPECT_TRUE(take_to.equal(taken));
+      }
+      auto left = first.clone();
+      auto right = second.clone();
+      reduce_both(bytes(left), bytes(right), left.nbytes());
+      EXPECT_TRUE(left.equal(want)) << static_cast<int>(op);
+      EXPECT_TRUE(right.equal(want));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes,
+    TwoRanksKernels,
+    ::testing::Values(torch::kFloat, torch::kDouble, torch::kInt, torch::kLong),
+    [](const auto& param) { return std::string(c10::toString(param.param)); });
+
+TEST(TwoRanksKernels, OthersHaveNone) {
+  for (const auto dtype :
+       {torch::kHalf, torch::kBFloat16, torch::kBool, torch::kShort}) {
+    EXPECT_EQ(kernels::exchange_kernel(ReduceOp::MAX, dtype), nullptr);
+    EXPECT_EQ(kernels::reduce_both_kernel(ReduceOp::MAX, dtype), nullptr);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "comm/backends/shm/algorithms.h"
 #include "comm/backends/shm/chunks.h"
 #include "comm/kernels/reduce.h"
+#include "comm/kernels/two_ranks.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -32,14 +33,20 @@ class LargeAllReduce {
         ranks_(static_cast<size_t>(channel.size())),
         element_(call.element_size()),
         chunks_(ceil_div(call.bytes(), Layout::kChunk)),
-        sources_(ranks_) {}
+        sources_(ranks_) {
+    if (ranks_ == 2) {
+      kernel_ = kernels::exchange_kernel(call.op(), call.dtype());
+    }
+  }
 
   void run() {
     channel_.begin(call_.fingerprint, call_.timeout);
     for (size_t i = 0; i < chunks_ + 2; ++i) {
-      if (i < chunks_) give(i);
-      if (i >= 1 && i <= chunks_) reduce_own_part(i - 1);
-      if (i >= 2) take(i - 2);
+      if (!exchange(i)) {
+        if (i < chunks_) give(i);
+        if (i >= 1 && i <= chunks_) reduce_own_part(i - 1);
+        if (i >= 2) take(i - 2);
+      }
       if (i <= chunks_) channel_.step();
     }
   }
@@ -54,6 +61,36 @@ class LargeAllReduce {
   }
   [[nodiscard]] char* data_at(const Range& in, const Range& at) const {
     return data_ + (in.start + at.start) * element_;
+  }
+
+  /// Does all three stages at once where the kernel can.
+  [[nodiscard]] bool exchange(size_t i) const {
+    if (kernel_ == nullptr || i < 2 || i >= chunks_) return false;
+    const int own = channel_.rank();
+    const int peer = 1 - own;
+    const Range give = chunk(i);
+    const Range reduce = chunk(i - 1);
+    const Range take = chunk(i - 2);
+    const Range given = part_of(give, peer);
+    const Range reduced = part_of(reduce, own);
+    const Range taken = part_of(take, peer);
+    const size_t bytes = reduced.count * element_;
+    if (given.count != reduced.count || taken.count != reduced.count ||
+        bytes % Layout::kLine != 0) {
+      return false;
+    }
+    char* mine = data_at(reduce, reduced);
+    const char* theirs = channel_.input(peer, i - 1) + reduced.start * element_;
+    kernel_({.give_to = channel_.input(own, i) + given.start * element_,
+             .give_from = data_at(give, given),
+             .first = own == 0 ? mine : theirs,
+             .second = own == 0 ? theirs : mine,
+             .own = mine,
+             .result = channel_.output(own, i - 1),
+             .take_to = data_at(take, taken),
+             .take_from = channel_.output(peer, i - 2),
+             .bytes = bytes});
+    return true;
   }
 
   /// Puts what others reduce into the own input slot.
@@ -75,14 +112,14 @@ class LargeAllReduce {
           r == channel_.rank() ? data_at(whole, own)
                                : channel_.input(r, i) + own.start * element_;
     }
-    char* result = channel_.output(channel_.rank(), i);
+    char* result = data_at(whole, own);
     kernels::reduce(call_.op(),
                     call_.dtype(),
                     result,
                     sources_.data(),
                     channel_.size(),
                     own.count);
-    copy(data_at(whole, own), result, own.count * element_);
+    copy(channel_.output(channel_.rank(), i), result, own.count * element_);
   }
 
   /// Fetches what others reduced.
@@ -102,6 +139,7 @@ class LargeAllReduce {
   size_t element_;
   size_t chunks_;
   Sources sources_;
+  kernels::ExchangeKernel kernel_ = nullptr;
 };
 
 }  // namespace
