@@ -4,6 +4,7 @@ set(LOCKSTEP_TEST_OPTIONS $<$<CONFIG:RelWithDebInfo>:-O0>)
 
 # lockstep_test(TIER NAME [TIMEOUT seconds] [LIBRARIES ...] SOURCES ...)
 # One executable and one ctest entry, "<tier>.<name>", labelled with the tier.
+# Under a sanitizer it has four times the seconds.
 # Every run leaves its counts in <build>/test-results/<tier>.<name>.json.
 # The target <tier>_tests builds the tests of one tier.
 function(lockstep_test tier name)

@@ -259,10 +259,9 @@ void ShmTransport::reduce_in_place(const Unit& unit) {
   const size_t item = parameter.element_size();
   const size_t share = aligned((parameter.nbytes() + ranks - 1) / ranks);
   const size_t end = std::min(parameter.nbytes(), share * (own_rank + 1));
-  const auto reduce_both = ranks == 2
-                               ? comm::kernels::reduce_both_kernel(
-                                     ReduceOp::AVG, parameter.scalar_type())
-                               : nullptr;
+  const auto average_both =
+      ranks == 2 ? comm::kernels::average_both_kernel(parameter.scalar_type())
+                 : nullptr;
   // Small enough to be in the cache still when it is copied.
   constexpr size_t kBlock = 64 * 1024;
   for (size_t from = share * own_rank; from < end; from += kBlock) {
@@ -273,8 +272,11 @@ void ShmTransport::reduce_in_place(const Unit& unit) {
                       from;
       sources_[rank] = blocks_[rank];
     }
-    if (reduce_both != nullptr && aligned(n) == n) {
-      reduce_both(blocks_[0], blocks_[1], n);
+    if (average_both != nullptr) {
+      // The last line's rest is the slot's own.
+      static_assert(kAlignment % comm::kernels::kTwoRanksLine == 0);
+      static_assert(memory::Arena::kAlignment % kAlignment == 0);
+      average_both(blocks_[0], blocks_[1], aligned(n));
       continue;
     }
     char* result = blocks_[own_rank];

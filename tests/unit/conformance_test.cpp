@@ -397,6 +397,18 @@ TEST_P(Conformance, ARankMayLeaveAsSoonAsItHasJoined) {
   run([](int) {});
 }
 
+TEST_P(Conformance, ARankMayFailAsSoonAsItHasJoined) {
+  try {
+    run([&](int rank) {
+      if (rank == 0) throw std::runtime_error("no more coffee");
+      barrier();
+    });
+    ADD_FAILURE() << "run_ranks swallowed the error";
+  } catch (const std::runtime_error& e) {
+    EXPECT_STREQ(e.what(), "no more coffee");
+  }
+}
+
 TEST_P(Conformance, TheLongestTimeoutIsNotThePast) {
   run([](int) { barrier(); }, std::chrono::milliseconds::max());
 }
@@ -598,6 +610,8 @@ TEST_P(ConformanceErrors, ARankThatLeftIsNamedByTheOthers) {
       ADD_FAILURE() << "no error";
     } catch (const PeerLost& e) {
       EXPECT_EQ(e.context().peers, std::vector<int>{1}) << e.what();
+    } catch (const std::exception& e) {
+      ADD_FAILURE() << "another error: " << e.what();
     }
   });
 }

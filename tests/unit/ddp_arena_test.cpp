@@ -26,7 +26,8 @@ using test::share;
 using testing::run_ranks;
 
 constexpr int64_t kRows = 4;
-constexpr int64_t kWidth = 300;  // 300 x 300 floats are 352 KiB
+// 301 x 301 floats are 354 KiB, and no whole number of cache lines.
+constexpr int64_t kWidth = 301;
 constexpr size_t kLargeBytes = kWidth * kWidth * sizeof(float);
 constexpr int kLarge = 2;  // so many such parameters
 

@@ -260,62 +260,138 @@ TEST(ReduceKernel, ResultMayOverwriteAnySource) {
   }
 }
 
-class TwoRanksKernels : public ::testing::TestWithParam<c10::ScalarType> {};
+/// Memory that starts `shift` bytes after an aligned address, with the tensor's
+/// bytes (else filler) and a byte behind them that nobody may write.
+class Stretch {
+ public:
+  Stretch(size_t bytes, size_t shift)
+      : memory_(bytes + shift + 1, 'x'), shift_(shift) {}
+  Stretch(const torch::Tensor& tensor, size_t shift)
+      : Stretch(tensor.nbytes(), shift) {
+    if (tensor.numel() > 0) {
+      std::memcpy(data(), tensor.data_ptr(), tensor.nbytes());
+    }
+  }
+  char* data() { return memory_.data() + shift_; }
+  [[nodiscard]] bool equals(const torch::Tensor& tensor) const {
+    return memory_.back() == 'x' &&
+           (tensor.numel() == 0 || std::memcmp(memory_.data() + shift_,
+                                               tensor.data_ptr(),
+                                               tensor.nbytes()) == 0);
+  }
 
-TEST_P(TwoRanksKernels, GiveTheBitsOfReduceAndMoveTheRest) {
-  const auto dtype = GetParam();
+ private:
+  std::vector<char> memory_;
+  size_t shift_;
+};
+
+class TwoRanksKernels : public ::testing::TestWithParam<c10::ScalarType> {
+ protected:
+  static bool integral() { return c10::isIntegralType(GetParam(), false); }
+
+  /// Numbers of both signs whose sums are rounded. The last ones of a line are
+  /// such that the order shows, or that a wrong operation does.
+  static torch::Tensor numbers(int64_t lines, bool first) {
+    const auto dtype = GetParam();
+    const auto n = lines * 64 / static_cast<int64_t>(c10::elementSize(dtype));
+    auto result = (torch::randn({n}, torch::kDouble) * 1e9).to(dtype);
+    if (n == 0 || integral()) return result;
+    constexpr double kInf = std::numeric_limits<double>::infinity();
+    constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+    const auto special = first ? torch::tensor({0.0, -0.0, kInf, 1.0, kNan})
+                               : torch::tensor({-0.0, 0.0, 1.0, -kInf, 1.0});
+    result.view({lines, -1}).narrow(1, 3, 5).copy_(special);
+    return result;
+  }
+
+  /// op by libtorch, which computes elements one by one.
+  static torch::Tensor by_torch(ReduceOp op,
+                                const torch::Tensor& a,
+                                const torch::Tensor& b) {
+    switch (op) {
+      case ReduceOp::SUM:
+        return a + b;
+      case ReduceOp::AVG:
+        return (a + b) / 2;
+      case ReduceOp::PRODUCT:
+        return a * b;
+      case ReduceOp::MIN:
+        return torch::minimum(a, b);
+      case ReduceOp::MAX:
+        return torch::maximum(a, b);
+    }
+    return {};
+  }
+
+  /// The bits of `reduce`, which by its other tests takes the first of equals.
+  static torch::Tensor by_reduce(ReduceOp op,
+                                 const torch::Tensor& a,
+                                 const torch::Tensor& b) {
+    auto result = torch::empty_like(a);
+    const void* srcs[] = {a.data_ptr(), b.data_ptr()};
+    kernels::reduce(op, GetParam(), result.data_ptr(), srcs, 2, a.numel());
+    const auto exact = by_torch(op, a, b);
+    EXPECT_TRUE(integral() ? result.equal(exact)
+                           : result.allclose(exact, 0, 0, /*equal_nan=*/true));
+    return result;
+  }
+};
+
+TEST_P(TwoRanksKernels, ExchangeReducesAndMovesTheRest) {
   torch::manual_seed(1);
-  // Negative ones, and sums and products that are rounded or wrap.
-  const auto numbers = [&](int64_t n) {
-    return (torch::randn({n}, torch::kDouble) * 1e9).to(dtype);
-  };
   for (const int64_t lines : {0, 1, 2, 9, 1000}) {
-    const int64_t n =
-        lines * 64 /
-        static_cast<int64_t>(
-            dtype == torch::kFloat || dtype == torch::kInt ? 4 : 8);
     for (const auto op : kOps) {
-      const auto first = numbers(n);
-      const auto second = numbers(n);
-      const auto given = numbers(n);
-      const auto taken = numbers(n);
-      auto want = torch::empty_like(first);
-      const void* srcs[] = {first.data_ptr(), second.data_ptr()};
-      kernels::reduce(op, dtype, want.data_ptr(), srcs, 2, want.numel());
-      const auto bytes = [](const torch::Tensor& t) {
-        return static_cast<char*>(t.data_ptr());
-      };
-      const auto exchange = kernels::exchange_kernel(op, dtype);
-      const auto reduce_both = kernels::reduce_both_kernel(op, dtype);
-      const bool none =
-          op == ReduceOp::AVG && c10::isIntegralType(dtype, false);
-      ASSERT_EQ(exchange == nullptr, none);
-      ASSERT_EQ(reduce_both == nullptr, none);
-      if (none) continue;
-      for (const bool own_is_first : {true, false}) {
-        auto own = own_is_first ? first.clone() : second.clone();
-        auto give_to = torch::empty_like(own);
-        auto result = torch::empty_like(own);
-        auto take_to = torch::empty_like(own);
-        exchange({.give_to = bytes(give_to),
-                  .give_from = bytes(given),
-                  .first = bytes(own_is_first ? own : first),
-                  .second = bytes(own_is_first ? second : own),
-                  .own = bytes(own),
-                  .result = bytes(result),
-                  .take_to = bytes(take_to),
-                  .take_from = bytes(taken),
-                  .bytes = own.nbytes()});
-        EXPECT_TRUE(own.equal(want)) << static_cast<int>(op);
-        EXPECT_TRUE(result.equal(want));
-        EXPECT_TRUE(give_to.equal(given));
-        EXPECT_TRUE(take_to.equal(taken));
+      const auto kernel = kernels::exchange_kernel(op, GetParam());
+      ASSERT_EQ(kernel == nullptr, op == ReduceOp::AVG && integral());
+      if (kernel == nullptr) continue;
+      const auto first = numbers(lines, true);
+      const auto second = numbers(lines, false);
+      const auto given = numbers(lines, true);
+      const auto taken = numbers(lines, false);
+      const auto want = by_reduce(op, first, second);
+      for (const size_t shift : {0, 1, 3}) {
+        for (const bool own_is_first : {true, false}) {
+          Stretch own(own_is_first ? first : second, shift);
+          Stretch peers(own_is_first ? second : first, shift);
+          Stretch give_from(given, shift);
+          Stretch take_from(taken, shift);
+          Stretch give_to(want.nbytes(), shift);
+          Stretch result(want.nbytes(), shift);
+          Stretch take_to(want.nbytes(), shift);
+          kernel({.give_to = give_to.data(),
+                  .give_from = give_from.data(),
+                  .first = own_is_first ? own.data() : peers.data(),
+                  .second = own_is_first ? peers.data() : own.data(),
+                  .own = own.data(),
+                  .result = result.data(),
+                  .take_to = take_to.data(),
+                  .take_from = take_from.data(),
+                  .bytes = want.nbytes()});
+          EXPECT_TRUE(own.equals(want)) << static_cast<int>(op);
+          EXPECT_TRUE(result.equals(want)) << static_cast<int>(op);
+          EXPECT_TRUE(give_to.equals(given));
+          EXPECT_TRUE(take_to.equals(taken));
+        }
       }
-      auto left = first.clone();
-      auto right = second.clone();
-      reduce_both(bytes(left), bytes(right), left.nbytes());
-      EXPECT_TRUE(left.equal(want)) << static_cast<int>(op);
-      EXPECT_TRUE(right.equal(want));
+    }
+  }
+}
+
+TEST_P(TwoRanksKernels, AverageBothGivesBothTheAverage) {
+  torch::manual_seed(2);
+  const auto kernel = kernels::average_both_kernel(GetParam());
+  ASSERT_EQ(kernel == nullptr, integral());
+  if (kernel == nullptr) return;
+  for (const int64_t lines : {0, 1, 2, 9, 1000}) {
+    const auto a = numbers(lines, true);
+    const auto b = numbers(lines, false);
+    const auto want = by_reduce(ReduceOp::AVG, a, b);
+    for (const size_t shift : {0, 1, 3}) {
+      Stretch first(a, shift);
+      Stretch second(b, shift);
+      kernel(first.data(), second.data(), want.nbytes());
+      EXPECT_TRUE(first.equals(want));
+      EXPECT_TRUE(second.equals(want));
     }
   }
 }
@@ -326,11 +402,27 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(torch::kFloat, torch::kDouble, torch::kInt, torch::kLong),
     [](const auto& param) { return std::string(c10::toString(param.param)); });
 
-TEST(TwoRanksKernels, OthersHaveNone) {
-  for (const auto dtype :
-       {torch::kHalf, torch::kBFloat16, torch::kBool, torch::kShort}) {
+TEST(TwoRanksKernels, OtherDtypesHaveNone) {
+  for (const auto dtype : {torch::kHalf,
+                           torch::kBFloat16,
+                           torch::kBool,
+                           torch::kByte,
+                           torch::kChar,
+                           torch::kShort,
+                           torch::kUInt32,
+                           torch::kUInt64}) {
     EXPECT_EQ(kernels::exchange_kernel(ReduceOp::MAX, dtype), nullptr);
-    EXPECT_EQ(kernels::reduce_both_kernel(ReduceOp::MAX, dtype), nullptr);
+    EXPECT_EQ(kernels::average_both_kernel(dtype), nullptr);
+  }
+}
+
+TEST(ReduceKernel, OfTwoZerosTheFirstIsTaken) {
+  for (const auto op : {ReduceOp::MIN, ReduceOp::MAX}) {
+    const auto got = reduce_values<float>(
+        op, torch::kFloat, {{0.0F, -0.0F, 0.0F}, {-0.0F, 0.0F, 0.0F}});
+    EXPECT_FALSE(std::signbit(got[0]));
+    EXPECT_TRUE(std::signbit(got[1]));
+    EXPECT_FALSE(std::signbit(got[2]));
   }
 }
 

@@ -4,6 +4,9 @@
 // may be called only where `has_avx2()` holds.
 #ifdef __x86_64__
 #define LOCKSTEP_AVX2 [[gnu::target("avx2,fma,f16c")]]
+// The same with an instruction that asks for lines to write to; a CPU without
+// it does nothing there.
+#define LOCKSTEP_AVX2_PREFETCHW [[gnu::target("avx2,fma,f16c,prfchw")]]
 #endif
 
 namespace lockstep::comm::kernels {

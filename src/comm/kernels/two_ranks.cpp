@@ -6,16 +6,14 @@
 #include "comm/kernels/cpu.h"
 #include "comm/kernels/elementwise.h"
 
-#ifdef __x86_64__
-#define LOCKSTEP_AVX2_PREFETCHW [[gnu::target("avx2,fma,f16c,prfchw")]]
-#endif
-
 namespace lockstep::comm::kernels {
 namespace {
 
-constexpr size_t kLine = 64;
-/// How far ahead lines are asked for.
+constexpr size_t kLine = kTwoRanksLine;
+/// How far ahead lines are asked for: those in the other core's cache, and the
+/// own ones, which may be in memory.
 constexpr size_t kAhead = 12 * kLine;
+constexpr size_t kFarAhead = 32 * kLine;
 
 struct Average : Sum {};
 
@@ -35,107 +33,127 @@ template <class Op, class T>
 }
 
 template <class Op, class T>
-struct ExchangeLoop {
-  [[gnu::always_inline]] static inline void run(const Exchange& e) {
-    for (size_t i = 0; i < e.bytes; i += kLine) {
-      __builtin_prefetch(e.give_to + i + kAhead, /*rw=*/1);
-      __builtin_prefetch(e.give_from + i + kAhead);
-      __builtin_prefetch(e.first + i + kAhead);
-      __builtin_prefetch(e.second + i + kAhead);
-      __builtin_prefetch(e.result + i + kAhead, /*rw=*/1);
-      __builtin_prefetch(e.take_from + i + kAhead);
-      std::memcpy(e.give_to + i, e.give_from + i, kLine);
-      Loose<T> sum[kLine / sizeof(T)];
-      reduce_line<Op, T>(sum, e.first + i, e.second + i);
-      std::memcpy(e.own + i, sum, kLine);
-      std::memcpy(e.result + i, sum, kLine);
-      std::memcpy(e.take_to + i, e.take_from + i, kLine);
-    }
+[[gnu::always_inline]] inline void exchange_loop(const Exchange& e) {
+  for (size_t i = 0; i < e.bytes; i += kLine) {
+    // What is taken goes to lines that are in the own cache still.
+    __builtin_prefetch(e.give_to + i + kAhead, /*rw=*/1);
+    __builtin_prefetch(e.give_from + i + kFarAhead, /*rw=*/0, /*locality=*/2);
+    __builtin_prefetch(e.own + i + kFarAhead, /*rw=*/0, /*locality=*/2);
+    __builtin_prefetch(e.first + i + kAhead);
+    __builtin_prefetch(e.second + i + kAhead);
+    __builtin_prefetch(e.result + i + kAhead, /*rw=*/1);
+    __builtin_prefetch(e.take_from + i + kAhead);
+    std::memcpy(e.give_to + i, e.give_from + i, kLine);
+    Loose<T> reduced[kLine / sizeof(T)];
+    reduce_line<Op, T>(reduced, e.first + i, e.second + i);
+    std::memcpy(e.own + i, reduced, kLine);
+    std::memcpy(e.result + i, reduced, kLine);
+    std::memcpy(e.take_to + i, e.take_from + i, kLine);
   }
-};
+}
+
+template <class T>
+[[gnu::always_inline]] inline void average_both_loop(char* first,
+                                                     char* second,
+                                                     size_t bytes) {
+  for (size_t i = 0; i < bytes; i += kLine) {
+    __builtin_prefetch(first + i + kAhead, /*rw=*/1);
+    __builtin_prefetch(second + i + kAhead, /*rw=*/1);
+    Loose<T> average[kLine / sizeof(T)];
+    reduce_line<Average, T>(average, first + i, second + i);
+    std::memcpy(first + i, average, kLine);
+    std::memcpy(second + i, average, kLine);
+  }
+}
+
+#ifdef __x86_64__
+template <class Op, class T>
+LOCKSTEP_AVX2_PREFETCHW void exchange_avx2(const Exchange& exchange) {
+  exchange_loop<Op, T>(exchange);
+}
+
+template <class T>
+LOCKSTEP_AVX2_PREFETCHW void average_both_avx2(char* first,
+                                               char* second,
+                                               size_t bytes) {
+  average_both_loop<T>(first, second, bytes);
+}
+#endif
 
 template <class Op, class T>
-struct ReduceBothLoop {
-  [[gnu::always_inline]] static inline void run(char* first,
-                                                char* second,
-                                                size_t bytes) {
-    for (size_t i = 0; i < bytes; i += kLine) {
-      __builtin_prefetch(first + i + kAhead, /*rw=*/1);
-      __builtin_prefetch(second + i + kAhead, /*rw=*/1);
-      Loose<T> sum[kLine / sizeof(T)];
-      reduce_line<Op, T>(sum, first + i, second + i);
-      std::memcpy(first + i, sum, kLine);
-      std::memcpy(second + i, sum, kLine);
-    }
-  }
-};
+void exchange_any(const Exchange& exchange) {
+  exchange_loop<Op, T>(exchange);
+}
 
-/// The loop for the CPU at hand.
-template <class Loop, class... Arguments>
-struct Compiled {
+template <class T>
+void average_both_any(char* first, char* second, size_t bytes) {
+  average_both_loop<T>(first, second, bytes);
+}
+
+template <class Op, class T>
+ExchangeKernel exchange_for_cpu() {
 #ifdef __x86_64__
-  LOCKSTEP_AVX2_PREFETCHW static void avx2(Arguments... arguments) {
-    Loop::run(arguments...);
-  }
+  if (has_avx2()) return exchange_avx2<Op, T>;
 #endif
-  static void any(Arguments... arguments) {
-    Loop::run(arguments...);
-  }
+  return exchange_any<Op, T>;
+}
 
-  static auto choose() {
+template <class T>
+AverageBothKernel average_both_for_cpu() {
 #ifdef __x86_64__
-    if (has_avx2()) return &avx2;
+  if (has_avx2()) return average_both_avx2<T>;
 #endif
-    return &any;
-  }
-};
+  return average_both_any<T>;
+}
 
-template <template <class, class> class Loop, class T, class... Arguments>
-void (*kernel_of(ReduceOp op))(Arguments...) {
+template <class T>
+ExchangeKernel exchange_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::SUM:
-      return Compiled<Loop<Sum, T>, Arguments...>::choose();
+      return exchange_for_cpu<Sum, T>();
     case ReduceOp::AVG:
       if constexpr (std::is_floating_point_v<T>) {
-        return Compiled<Loop<Average, T>, Arguments...>::choose();
+        return exchange_for_cpu<Average, T>();
       }
       return nullptr;
     case ReduceOp::PRODUCT:
-      return Compiled<Loop<Product, T>, Arguments...>::choose();
+      return exchange_for_cpu<Product, T>();
     case ReduceOp::MIN:
-      return Compiled<Loop<Min, T>, Arguments...>::choose();
+      return exchange_for_cpu<Min, T>();
     case ReduceOp::MAX:
-      return Compiled<Loop<Max, T>, Arguments...>::choose();
+      return exchange_for_cpu<Max, T>();
   }
   return nullptr;
-}
-
-template <template <class, class> class Loop, class... Arguments>
-void (*kernel(ReduceOp op, c10::ScalarType dtype))(Arguments...) {
-  using enum c10::ScalarType;
-  switch (dtype) {
-    case Float:
-      return kernel_of<Loop, float, Arguments...>(op);
-    case Double:
-      return kernel_of<Loop, double, Arguments...>(op);
-    case Int:
-      return kernel_of<Loop, int32_t, Arguments...>(op);
-    case Long:
-      return kernel_of<Loop, int64_t, Arguments...>(op);
-    default:
-      return nullptr;
-  }
 }
 
 }  // namespace
 
 ExchangeKernel exchange_kernel(ReduceOp op, c10::ScalarType dtype) noexcept {
-  return kernel<ExchangeLoop, const Exchange&>(op, dtype);
+  using enum c10::ScalarType;
+  switch (dtype) {
+    case Float:
+      return exchange_of<float>(op);
+    case Double:
+      return exchange_of<double>(op);
+    case Int:
+      return exchange_of<int32_t>(op);
+    case Long:
+      return exchange_of<int64_t>(op);
+    default:
+      return nullptr;
+  }
 }
 
-ReduceBothKernel reduce_both_kernel(ReduceOp op,
-                                    c10::ScalarType dtype) noexcept {
-  return kernel<ReduceBothLoop, char*, char*, size_t>(op, dtype);
+AverageBothKernel average_both_kernel(c10::ScalarType dtype) noexcept {
+  using enum c10::ScalarType;
+  switch (dtype) {
+    case Float:
+      return average_both_for_cpu<float>();
+    case Double:
+      return average_both_for_cpu<double>();
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace lockstep::comm::kernels

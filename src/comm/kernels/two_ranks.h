@@ -10,19 +10,21 @@ namespace lockstep::comm::kernels {
 
 // Kernels for two ranks that take several stretches of memory at the same time.
 // A line in the other core's cache takes about a hundred nanoseconds; a core
-// waits for many of them at once when it asks for them early, for those that it
-// will write in particular.
+// waits for many of them at once when it asks for them early. So these ask
+// ahead, and up to two kilobytes beyond the ends, which harms nothing.
 //
-// They give the bits that `reduce` gives. There are none for half, bfloat16,
-// bool, integers of less than 32 bits and averages of integers. All bytes are
-// multiples of 64. Thread safe; they run in the caller.
+// The stretches may start anywhere; their lengths are multiples of
+// kTwoRanksLine bytes. The results are the bits that `reduce` gives, except for
+// which NaN comes of two. Thread safe; they run in the caller.
+
+inline constexpr size_t kTwoRanksLine = 64;
 
 /// One step of an all-reduce: what the peer reduces goes out, the own part is
 /// reduced in place and goes out, what the peer reduced comes in.
 struct Exchange {
   char* give_to;
   const char* give_from;
-  const char* first;  ///< `own` or the peer's, in rank order
+  const char* first;  ///< rank 0's part: `own` or the peer's
   const char* second;
   char* own;
   char* result;  ///< gets a copy of `own`
@@ -32,14 +34,14 @@ struct Exchange {
 };
 using ExchangeKernel = void (*)(const Exchange& exchange);
 
-/// Null where there is none.
+/// For float, double, and the signed integers of 32 and 64 bits, but no
+/// averages of integers; else null.
 ExchangeKernel exchange_kernel(ReduceOp op, c10::ScalarType dtype) noexcept;
 
-/// Both stretches become their reduction; `first` is rank 0's.
-using ReduceBothKernel = void (*)(char* first, char* second, size_t bytes);
+/// Both stretches become their average; `first` is rank 0's.
+using AverageBothKernel = void (*)(char* first, char* second, size_t bytes);
 
-/// Null where there is none.
-ReduceBothKernel reduce_both_kernel(ReduceOp op,
-                                    c10::ScalarType dtype) noexcept;
+/// For float and double; else null.
+AverageBothKernel average_both_kernel(c10::ScalarType dtype) noexcept;
 
 }  // namespace lockstep::comm::kernels

@@ -35,7 +35,7 @@ class LargeAllReduce {
         chunks_(ceil_div(call.bytes(), Layout::kChunk)),
         sources_(ranks_) {
     if (ranks_ == 2) {
-      kernel_ = kernels::exchange_kernel(call.op(), call.dtype());
+      exchange_kernel_ = kernels::exchange_kernel(call.op(), call.dtype());
     }
   }
 
@@ -56,40 +56,43 @@ class LargeAllReduce {
   [[nodiscard]] Range part_of(const Range& chunk, int rank) const {
     return part(chunk.count, ranks_, static_cast<size_t>(rank), element_);
   }
+  /// For two ranks, of an even number of lines, so that both parts are equal.
   [[nodiscard]] Range chunk(size_t i) const {
-    return part(call_.numel(), chunks_, i, element_);
+    return part(call_.numel(), chunks_, i, element_, ranks_ == 2 ? 2 : 1);
   }
   [[nodiscard]] char* data_at(const Range& in, const Range& at) const {
     return data_ + (in.start + at.start) * element_;
   }
 
-  /// Does all three stages at once where the kernel can.
+  /// Does all three stages at once. False, and nothing done, without a kernel
+  /// for that, or unless three chunks with parts of equal length are under way.
   [[nodiscard]] bool exchange(size_t i) const {
-    if (kernel_ == nullptr || i < 2 || i >= chunks_) return false;
+    static_assert(Layout::kLine % kernels::kTwoRanksLine == 0);
+    if (exchange_kernel_ == nullptr || i < 2 || i >= chunks_) return false;
     const int own = channel_.rank();
     const int peer = 1 - own;
-    const Range give = chunk(i);
-    const Range reduce = chunk(i - 1);
-    const Range take = chunk(i - 2);
-    const Range given = part_of(give, peer);
-    const Range reduced = part_of(reduce, own);
-    const Range taken = part_of(take, peer);
-    const size_t bytes = reduced.count * element_;
-    if (given.count != reduced.count || taken.count != reduced.count ||
-        bytes % Layout::kLine != 0) {
+    const Range next = chunk(i);
+    const Range current = chunk(i - 1);
+    const Range last = chunk(i - 2);
+    const Range given = part_of(next, peer);
+    const Range reduced = part_of(current, own);
+    const Range taken = part_of(last, peer);
+    // Equal ones are whole lines: only the very last part is not.
+    if (given.count != reduced.count || taken.count != reduced.count) {
       return false;
     }
-    char* mine = data_at(reduce, reduced);
+    char* mine = data_at(current, reduced);
     const char* theirs = channel_.input(peer, i - 1) + reduced.start * element_;
-    kernel_({.give_to = channel_.input(own, i) + given.start * element_,
-             .give_from = data_at(give, given),
-             .first = own == 0 ? mine : theirs,
-             .second = own == 0 ? theirs : mine,
-             .own = mine,
-             .result = channel_.output(own, i - 1),
-             .take_to = data_at(take, taken),
-             .take_from = channel_.output(peer, i - 2),
-             .bytes = bytes});
+    exchange_kernel_(
+        {.give_to = channel_.input(own, i) + given.start * element_,
+         .give_from = data_at(next, given),
+         .first = own == 0 ? mine : theirs,
+         .second = own == 0 ? theirs : mine,
+         .own = mine,
+         .result = channel_.output(own, i - 1),
+         .take_to = data_at(last, taken),
+         .take_from = channel_.output(peer, i - 2),
+         .bytes = reduced.count * element_});
     return true;
   }
 
@@ -139,7 +142,7 @@ class LargeAllReduce {
   size_t element_;
   size_t chunks_;
   Sources sources_;
-  kernels::ExchangeKernel kernel_ = nullptr;
+  kernels::ExchangeKernel exchange_kernel_ = nullptr;
 };
 
 }  // namespace

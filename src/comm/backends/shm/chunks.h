@@ -19,9 +19,13 @@ constexpr size_t ceil_div(size_t a, size_t b) {
 }
 
 /// The i-th of `parts` stretches of equal length (the last ones may be shorter
-/// or empty) that start at cache lines.
-inline Range part(size_t numel, size_t parts, size_t i, size_t element_size) {
-  const size_t grain = Layout::kLine / element_size;
+/// or empty) that start at multiples of `lines` cache lines.
+inline Range part(size_t numel,
+                  size_t parts,
+                  size_t i,
+                  size_t element_size,
+                  size_t lines = 1) {
+  const size_t grain = lines * Layout::kLine / element_size;
   const size_t length = ceil_div(ceil_div(numel, parts), grain) * grain;
   const size_t start = std::min(i * length, numel);
   return {start, std::min(length, numel - start)};
