@@ -47,6 +47,8 @@ class LOCKSTEP_API Liveness {
 
   /// Ranks on this host, own one included, ascending.
   [[nodiscard]] virtual const std::vector<int>& host_ranks() const = 0;
+  /// Cores that at least one of them may use: launchers may give each its own.
+  [[nodiscard]] virtual int host_cores() const = 0;
   [[nodiscard]] bool single_host() const {
     return static_cast<int>(host_ranks().size()) == world_size();
   }

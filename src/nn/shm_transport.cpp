@@ -59,8 +59,7 @@ ShmTransport::ShmTransport(std::shared_ptr<distributed::Group> group,
       group_->world_size,
       n_large_);
   if (n_large_ > 0) make_arena(name + "/gradients");
-  waiter_ = std::make_unique<comm::shm::Waiter>(
-      own().bell, group_->liveness, group_->world_size);
+  waiter_ = std::make_unique<comm::shm::Waiter>(own().bell, group_->liveness);
 }
 
 void ShmTransport::make_units(bool with_arena) {

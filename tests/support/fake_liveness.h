@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -50,6 +52,8 @@ class FakeHost : public std::enable_shared_from_this<FakeHost> {
   void disturb();
 
   int size_;
+  const int cores_ =
+      std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::vector<int> ranks_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -78,6 +82,7 @@ class FakeHost::Member final : public comm::Liveness {
   }
 
   const std::vector<int>& host_ranks() const override { return host_->ranks_; }
+  int host_cores() const override { return host_->cores_; }
   int rank() const override { return rank_; }
   int world_size() const override { return host_->size_; }
   std::optional<comm::PeerFailure> failure() const override {

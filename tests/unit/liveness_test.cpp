@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -16,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "comm/liveness.h"
+#include "comm/liveness/cores.h"
 #include "comm/liveness/place.h"
 #include "comm/liveness/records.h"
 #include "comm/liveness/watcher.h"
@@ -114,6 +116,45 @@ TEST(Liveness, RanksOfOneHostFindEachOther) {
     EXPECT_EQ(liveness.peer_lost({0, 1, 2, 3}, {}), std::nullopt);
     EXPECT_TRUE(all_looked.wait());
   });
+}
+
+TEST(Liveness, CountsTheCoresOfAllRanksOfTheHost) {
+  cpu_set_t allowed;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+  }
+  const auto host_cores = [&](const std::function<int(int)>& core_of) {
+    const auto shared = new_store();
+    std::vector<int> counted(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(cores[core_of(rank) % cores.size()], &own);
+        EXPECT_EQ(::sched_setaffinity(0, sizeof own, &own), 0);
+        counted[rank] = Liveness::start(shared, rank, 3, 30s)->host_cores();
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(counted, std::vector<int>(3, counted[0]));
+    return counted[0];
+  };
+  EXPECT_EQ(host_cores([](int) { return 0; }), 1);
+  EXPECT_EQ(host_cores([](int rank) { return rank; }),
+            std::min(3, static_cast<int>(cores.size())));
+}
+
+TEST(Liveness, CoresAreNamedInRanges) {
+  using liveness::count_together;
+  EXPECT_EQ(count_together({"0-3,8", "2-4", "8"}), 6);
+  EXPECT_EQ(count_together({"?", "1500"}), 1);
+  EXPECT_EQ(count_together({"?"}), 1);
+  cpu_set_t allowed;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  EXPECT_EQ(count_together({liveness::own_cores()}), CPU_COUNT(&allowed));
 }
 
 TEST(Liveness, SixtyFourRanks) {
@@ -314,7 +355,7 @@ void publish(const StorePtr& store,
              const std::string& place = "elsewhere") {
   store->set("liveness/" + std::to_string(rank),
              std::to_string(::getpid()) + ' ' + socket_name +
-                 " 00112233445566778899aabbccddeeff " + place + " somewhere");
+                 " 00112233445566778899aabbccddeeff " + place + " somewhere 0");
 }
 
 Fd connect_to(const std::string& name) {

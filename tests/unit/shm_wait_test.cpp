@@ -94,7 +94,7 @@ TEST(ShmSegment, ShareEachGivesAllRanksEverybodysSegment) {
 
 struct Waiting {
   explicit Waiting(int ranks)
-      : host(FakeHost::make(ranks)), waiter(bell, host->liveness(0), ranks) {}
+      : host(FakeHost::make(ranks)), waiter(bell, host->liveness(0)) {}
 
   void wait(std::chrono::milliseconds timeout) {
     waiter.wait(
@@ -130,7 +130,7 @@ TEST(ShmWaiter, NeverMissesARing) {
   Doorbell bells[2];
   std::atomic<int> turn{0};
   on_threads(2, [&](int rank) {
-    Waiter waiter(bells[rank], host->liveness(rank), 64);
+    Waiter waiter(bells[rank], host->liveness(rank));
     for (int i = 0; i < 5000; ++i) {
       waiter.wait([&] { return turn.load(std::memory_order_acquire) == rank; },
                   20s,

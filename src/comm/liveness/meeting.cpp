@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/blame.h"
+#include "comm/liveness/cores.h"
 #include "comm/liveness/place.h"
 #include "comm/liveness/records.h"
 #include "comm/liveness/watcher.h"
@@ -45,6 +46,7 @@ void Watcher::meet(c10d::Store& store,
     publish_and_read(deadline);
     call_host(may_share_host, deadline);
     await(host_ranks_, deadline);
+    count_host_cores();
     unix_listener_.reset();
     if (!single_host() && host_ranks_.front() == rank_) join_tree(deadline);
   } catch (const std::exception& error) {
@@ -62,7 +64,8 @@ void Watcher::publish_and_read(const Deadline& deadline) {
                           .socket_name = "lockstep-" + random_hex(16),
                           .secret = random_hex(16),
                           .place = own_place(),
-                          .host = host_name()};
+                          .host = host_name(),
+                          .cores = own_cores()};
   unix_listener_ = listen_abstract(own.socket_name, 2 * world_size_);
   publish(*meeting_at_, rank_, own);
   const auto records = rank_records(*meeting_at_, world_size_, deadline);
@@ -77,6 +80,12 @@ void Watcher::publish_and_read(const Deadline& deadline) {
                      {.operation = kOperation, .peers = {rank_}});
   }
   peers_[rank_].met = true;
+}
+
+void Watcher::count_host_cores() {
+  std::vector<std::string> cores;
+  for (const int rank : host_ranks_) cores.push_back(peers_[rank].cores);
+  host_cores_ = count_together(cores);
 }
 
 void Watcher::call_host(const MayShareHost& may_share_host,

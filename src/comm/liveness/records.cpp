@@ -106,7 +106,7 @@ std::vector<std::string> get(c10d::Store& store,
 void publish(c10d::Store& store, int rank, const RankRecord& record) {
   std::ostringstream text;
   text << record.pid << ' ' << record.socket_name << ' ' << record.secret << ' '
-       << record.place << ' ' << record.host;
+       << record.place << ' ' << record.host << ' ' << record.cores;
   set(store, rank_key(rank), text.str());
 }
 
@@ -133,7 +133,7 @@ std::vector<RankRecord> rank_records(c10d::Store& store,
     RankRecord record;
     std::istringstream fields(text);
     fields >> record.pid >> record.socket_name >> record.secret >>
-        record.place >> record.host;
+        record.place >> record.host >> record.cores;
     if (fields.fail()) {
       const int rank = static_cast<int>(records.size());
       throw StoreError("another program wrote the store entry of rank " +

@@ -20,6 +20,7 @@ struct RankRecord {
   std::string secret;
   std::string place;
   std::string host;
+  std::string cores;  ///< that it may use
 };
 
 /// Of the lowest rank of each host.

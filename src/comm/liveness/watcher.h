@@ -62,6 +62,7 @@ class Watcher final : public Liveness {
   void close_in_forked_child() noexcept;
 
   const std::vector<int>& host_ranks() const override { return host_ranks_; }
+  int host_cores() const override { return host_cores_; }
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   std::optional<PeerFailure> failure() const override;
@@ -107,6 +108,7 @@ class Watcher final : public Liveness {
   // The meeting, on the thread that calls `meet`.
   void publish_and_read(const Deadline& deadline);
   void call_host(const MayShareHost& may_share_host, const Deadline& deadline);
+  void count_host_cores();
   Fd call(int peer, const Deadline& deadline);
   void join_tree(const Deadline& deadline);
   void await(const std::vector<int>& ranks, const Deadline& deadline);
@@ -152,6 +154,7 @@ class Watcher final : public Liveness {
   const int world_size_;
   const pid_t owner_;  ///< the process; another one is a forked child
   std::vector<int> host_ranks_;
+  int host_cores_;
   std::vector<Peer> peers_;
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Link*> link_to_;        ///< by rank; null: no direct connection

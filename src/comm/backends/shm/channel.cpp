@@ -13,7 +13,7 @@ Channel::Channel(std::shared_ptr<Liveness> liveness,
       size_(liveness->world_size()),
       layout_(size_),
       segment_(share_one(*liveness, "shm/" + group_, layout_.bytes(), timeout)),
-      waiter_(control(rank_).bell, liveness, size_),
+      waiter_(control(rank_).bell, liveness),
       timeout_(timeout) {
   step();
 }

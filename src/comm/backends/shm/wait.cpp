@@ -47,9 +47,9 @@ void ring_always(Doorbell& bell) noexcept {
   futex_wake(bell.rings);
 }
 
-int allowed_cores() noexcept {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+bool is_crowded(const Liveness& liveness) {
+  return liveness.host_ranks().size() >
+         static_cast<size_t>(liveness.host_cores());
 }
 
 std::string list(const std::vector<int>& ranks) {
@@ -71,13 +71,11 @@ void ring(Doorbell& bell) noexcept {
   if (bell.sleeping.load(std::memory_order_relaxed) != 0) ring_always(bell);
 }
 
-Waiter::Waiter(Doorbell& bell,
-               std::shared_ptr<Liveness> liveness,
-               int host_ranks)
+Waiter::Waiter(Doorbell& bell, std::shared_ptr<Liveness> liveness)
     : bell_(bell),
       liveness_(std::move(liveness)),
-      spins_(host_ranks <= allowed_cores() ? kSpins : kSpinsCrowded),
-      yields_(host_ranks <= allowed_cores() ? 0 : kYieldsCrowded),
+      spins_(is_crowded(*liveness_) ? kSpinsCrowded : kSpins),
+      yields_(is_crowded(*liveness_) ? kYieldsCrowded : 0),
       subscription_(liveness_->subscribe([this] { ring_always(bell_); })) {
 }
 

@@ -33,9 +33,8 @@ void ring(Doorbell& bell) noexcept;
 /// a failure was seen, so what is complete is never reported as lost.
 class Waiter {
  public:
-  /// `bell` must outlive the waiter; `liveness` may not be null. `host_ranks`
-  /// is compared with the cores that this process may use.
-  Waiter(Doorbell& bell, std::shared_ptr<Liveness> liveness, int host_ranks);
+  /// `bell` must outlive the waiter; `liveness` may not be null.
+  Waiter(Doorbell& bell, std::shared_ptr<Liveness> liveness);
   ~Waiter();
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
