@@ -12,7 +12,8 @@ import sys
 
 from harness import Case, Job
 
-# Case: steps in a round, not timed and timed. An epoch of the seed loop has 40.
+# Case: (steps that are not timed, steps that are) in a round. An epoch of the
+# seed loop has 40.
 STEPS = {
     "mlp-b64": (60, 300),
     "linear-b256": (100, 500),

@@ -33,10 +33,10 @@ struct PeerFailure {
 /// Thread safety: all members, except construction and destruction.
 class LOCKSTEP_API Liveness {
  public:
-  /// Collective over all ranks. Publishes this rank's endpoint and secret
-  /// under `store`, connects, and learns which ranks share the host by really
-  /// connecting to them.
-  /// Throws TimeoutError naming the ranks that did not arrive.
+  /// Collective over all ranks. Publishes this rank's endpoint, secret and
+  /// cores under `store`, connects, and learns which ranks share the host by
+  /// really connecting to them. Throws TimeoutError naming the ranks that did
+  /// not arrive.
   static std::shared_ptr<Liveness> start(
       const c10::intrusive_ptr<c10d::Store>& store,
       int rank,
@@ -48,6 +48,7 @@ class LOCKSTEP_API Liveness {
   /// Ranks on this host, own one included, ascending.
   [[nodiscard]] virtual const std::vector<int>& host_ranks() const = 0;
   /// Cores that at least one of them may use: launchers may give each its own.
+  /// 1 in a world of one, which waits for nobody.
   [[nodiscard]] virtual int host_cores() const = 0;
   [[nodiscard]] bool single_host() const {
     return static_cast<int>(host_ranks().size()) == world_size();

@@ -17,6 +17,8 @@ namespace lockstep::nn {
 namespace {
 
 constexpr size_t kAlignment = 64;
+static_assert(kAlignment % comm::kernels::kTwoRanksLine == 0);
+static_assert(memory::Arena::kAlignment % kAlignment == 0);
 
 size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -273,8 +275,6 @@ void ShmTransport::reduce_in_place(const Unit& unit) {
     }
     if (average_both != nullptr) {
       // The last line's rest is the slot's own.
-      static_assert(kAlignment % comm::kernels::kTwoRanksLine == 0);
-      static_assert(memory::Arena::kAlignment % kAlignment == 0);
       average_both(blocks_[0], blocks_[1], aligned(n));
       continue;
     }

@@ -2,17 +2,16 @@
 
 #include <fcntl.h>
 
-#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <tuple>
 #include <vector>
 
 #include "comm/liveness.h"
+#include "comm/liveness/cores.h"
 #include "core/clock.h"
 
 namespace lockstep::test {
@@ -21,8 +20,12 @@ namespace lockstep::test {
 /// when a test says so.
 class FakeHost : public std::enable_shared_from_this<FakeHost> {
  public:
-  static std::shared_ptr<FakeHost> make(int ranks) {
-    return std::shared_ptr<FakeHost>(new FakeHost(ranks));
+  /// By default with the cores that this machine lets the process use.
+  static std::shared_ptr<FakeHost> make(
+      int ranks,
+      int cores =
+          comm::liveness::count_together({comm::liveness::own_cores()})) {
+    return std::shared_ptr<FakeHost>(new FakeHost(ranks, cores));
   }
 
   std::shared_ptr<comm::Liveness> liveness(int rank);
@@ -46,14 +49,13 @@ class FakeHost : public std::enable_shared_from_this<FakeHost> {
 
  private:
   class Member;
-  explicit FakeHost(int ranks) : size_(ranks) {
+  FakeHost(int ranks, int cores) : size_(ranks), cores_(cores) {
     for (int r = 0; r < ranks; ++r) ranks_.push_back(r);
   }
   void disturb();
 
   int size_;
-  const int cores_ =
-      std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  int cores_;
   std::vector<int> ranks_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

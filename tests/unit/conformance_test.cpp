@@ -398,6 +398,7 @@ TEST_P(Conformance, ARankMayLeaveAsSoonAsItHasJoined) {
 }
 
 TEST_P(Conformance, ARankMayFailAsSoonAsItHasJoined) {
+  const auto start = Clock::now();
   try {
     run([&](int rank) {
       if (rank == 0) throw std::runtime_error("no more coffee");
@@ -407,6 +408,8 @@ TEST_P(Conformance, ARankMayFailAsSoonAsItHasJoined) {
   } catch (const std::runtime_error& e) {
     EXPECT_STREQ(e.what(), "no more coffee");
   }
+  // The others learnt of it.
+  EXPECT_LT(Clock::now() - start, 30s);
 }
 
 TEST_P(Conformance, TheLongestTimeoutIsNotThePast) {

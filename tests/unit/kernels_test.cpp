@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -261,7 +262,7 @@ TEST(ReduceKernel, ResultMayOverwriteAnySource) {
 }
 
 /// Memory that starts `shift` bytes after an aligned address, with the tensor's
-/// bytes (else filler) and a byte behind them that nobody may write.
+/// bytes (else filler), between bytes that nobody may write.
 class Stretch {
  public:
   Stretch(size_t bytes, size_t shift)
@@ -274,7 +275,9 @@ class Stretch {
   }
   char* data() { return memory_.data() + shift_; }
   [[nodiscard]] bool equals(const torch::Tensor& tensor) const {
-    return memory_.back() == 'x' &&
+    return std::count(memory_.begin(), memory_.begin() + shift_, 'x') ==
+               static_cast<std::ptrdiff_t>(shift_) &&
+           memory_.back() == 'x' &&
            (tensor.numel() == 0 || std::memcmp(memory_.data() + shift_,
                                                tensor.data_ptr(),
                                                tensor.nbytes()) == 0);
@@ -289,18 +292,19 @@ class TwoRanksKernels : public ::testing::TestWithParam<c10::ScalarType> {
  protected:
   static bool integral() { return c10::isIntegralType(GetParam(), false); }
 
-  /// Numbers of both signs whose sums are rounded. The last ones of a line are
-  /// such that the order shows, or that a wrong operation does.
+  /// Numbers of both signs whose sums are rounded. Six of each line are such
+  /// that the order shows, or that a wrong operation does.
   static torch::Tensor numbers(int64_t lines, bool first) {
     const auto dtype = GetParam();
     const auto n = lines * 64 / static_cast<int64_t>(c10::elementSize(dtype));
-    auto result = (torch::randn({n}, torch::kDouble) * 1e9).to(dtype);
+    auto result = (torch::randn({n}, torch::kDouble) * 4e8).to(dtype);
     if (n == 0 || integral()) return result;
     constexpr double kInf = std::numeric_limits<double>::infinity();
     constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-    const auto special = first ? torch::tensor({0.0, -0.0, kInf, 1.0, kNan})
-                               : torch::tensor({-0.0, 0.0, 1.0, -kInf, 1.0});
-    result.view({lines, -1}).narrow(1, 3, 5).copy_(special);
+    const auto special =
+        first ? torch::tensor({0.0, -0.0, kInf, 1.0, kNan, 1.0})
+              : torch::tensor({-0.0, 0.0, 1.0, -kInf, 1.0, kNan});
+    result.view({lines, -1}).narrow(1, 2, 6).copy_(special);
     return result;
   }
 

@@ -54,9 +54,10 @@ c10d::AllreduceOptions reduce_with(Op::RedOpType op) {
   return options;
 }
 
-/// Rank r's element i: small whole numbers, exact in every type.
+/// Rank r's element i: small whole numbers, exact in every type. Their period
+/// divides no cache line, so that one from a wrong place shows.
 at::Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
-  return ((torch::arange(numel, torch::kLong) * 7 + rank * 3) % 4 + 1)
+  return ((torch::arange(numel, torch::kLong) * 7 + rank * 3) % 5 + 1)
       .to(dtype);
 }
 

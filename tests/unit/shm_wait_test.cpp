@@ -94,7 +94,8 @@ TEST(ShmSegment, ShareEachGivesAllRanksEverybodysSegment) {
 
 struct Waiting {
   explicit Waiting(int ranks)
-      : host(FakeHost::make(ranks)), waiter(bell, host->liveness(0)) {}
+      : host(FakeHost::make(ranks, /*cores=*/2)),
+        waiter(bell, host->liveness(0)) {}
 
   void wait(std::chrono::milliseconds timeout) {
     waiter.wait(
@@ -123,10 +124,28 @@ TEST(ShmWaiter, WakesFromSleep) {
   }
 }
 
+TEST(ShmWaiter, SpinsOnlyWhereEveryRankHasACore) {
+  for (const int cores : {1, 2}) {
+    Doorbell bell;
+    Waiter waiter(bell, FakeHost::make(2, cores)->liveness(0));
+    int looks = 0;
+    EXPECT_THROW(waiter.wait(
+                     [&] {
+                       ++looks;
+                       return false;
+                     },
+                     10ms,
+                     [] { return std::vector<int>{1}; },
+                     [] { return ErrorContext{}; }),
+                 TimeoutError);
+    EXPECT_EQ(looks >= 2000, cores == 2) << looks;
+  }
+}
+
 TEST(ShmWaiter, NeverMissesARing) {
   // Two threads hand a turn to each other with hardly any spinning, so that
   // sleep and ring meet in every order. A lost wake-up would be a time-out.
-  const auto host = FakeHost::make(64);
+  const auto host = FakeHost::make(64, /*cores=*/1);
   Doorbell bells[2];
   std::atomic<int> turn{0};
   on_threads(2, [&](int rank) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "comm/kernels/cpu.h"
 #include "comm/kernels/elementwise.h"

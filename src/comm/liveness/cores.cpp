@@ -9,9 +9,11 @@
 namespace lockstep::comm::liveness {
 namespace {
 
+constexpr int kMostCores = 1 << 20;
+
 std::vector<int> allowed_cores() {
   // The mask of a machine with more cores than cpu_set_t holds needs more room.
-  for (int capacity = CPU_SETSIZE; capacity <= (1 << 20); capacity *= 2) {
+  for (int capacity = CPU_SETSIZE; capacity <= kMostCores; capacity *= 2) {
     cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(capacity));
     if (set == nullptr) break;
     const size_t size = CPU_ALLOC_SIZE(static_cast<size_t>(capacity));
@@ -56,6 +58,7 @@ int count_together(const std::vector<std::string>& cores) {
       int last = first;
       char dash = 0;
       if (fields >> dash) fields >> last;
+      last = std::min(last, kMostCores - 1);
       for (int core = first; core <= last; ++core) together.insert(core);
     }
   }

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "comm/liveness/cores.h"
 #include "comm/liveness/registry.h"
 #include "comm/uncaught.h"
 #include "core/block_signals.h"
@@ -51,7 +50,6 @@ Watcher::Watcher(int rank, int world_size)
       world_size_(world_size),
       owner_(::getpid()),
       host_ranks_{rank},
-      host_cores_(count_together({own_cores()})),
       peers_(world_size),
       link_to_(world_size),
       asked_through_(world_size),

@@ -32,14 +32,14 @@ LOCKSTEP_API std::shared_ptr<Liveness> start(
 
 /// The one implementation of Liveness.
 ///
-/// Every rank listens on an abstract Unix socket and publishes its name, secret
-/// and place. It then connects to all others of its place: they share its host,
-/// unless a security policy forbids it; one that cannot be reached has died.
-/// The connection from the higher to the lower rank stays, once each side has
-/// presented the other's secret; the other one is only a probe, whose end tells
-/// of a death while the ranks meet. The lowest rank of each host joins a tree
-/// over TCP with those of the other hosts. Then nothing listens any more and a
-/// thread watches the connections.
+/// Every rank listens on an abstract Unix socket and publishes its name,
+/// secret, place and cores. It then connects to all others of its place: they
+/// share its host, unless a security policy forbids it; one that cannot be
+/// reached has died. The connection from the higher to the lower rank stays,
+/// once each side has presented the other's secret; the other one is only a
+/// probe, whose end tells of a death while the ranks meet. The lowest rank of
+/// each host joins a tree over TCP with those of the other hosts. Then nothing
+/// listens any more and a thread watches the connections.
 ///
 /// A death or failure goes to all ranks before the own user learns of it, so
 /// that the news overtakes the end of a rank that leaves because of it.
@@ -154,7 +154,7 @@ class Watcher final : public Liveness {
   const int world_size_;
   const pid_t owner_;  ///< the process; another one is a forked child
   std::vector<int> host_ranks_;
-  int host_cores_;
+  int host_cores_ = 1;
   std::vector<Peer> peers_;
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Link*> link_to_;        ///< by rank; null: no direct connection
