@@ -48,6 +48,14 @@ const char* name(Operation operation) noexcept {
       return "all_gather";
     case Operation::kReduceScatter:
       return "reduce_scatter";
+    case Operation::kReduce:
+      return "reduce";
+    case Operation::kGather:
+      return "gather";
+    case Operation::kScatter:
+      return "scatter";
+    case Operation::kAllToAll:
+      return "all_to_all";
     case Operation::kDestroyProcessGroup:
       return "destroy_process_group";
   }
@@ -75,6 +83,13 @@ Fingerprint fingerprint(Operation operation,
   return result;
 }
 
+Fingerprint fingerprint_of_all_to_all(c10::ScalarType dtype) {
+  Fingerprint result;
+  result.operation = Operation::kAllToAll;
+  result.dtype = static_cast<uint8_t>(dtype);
+  return result;
+}
+
 std::string describe(const Fingerprint& fingerprint) {
   std::string text = name(fingerprint.operation);
   if (fingerprint.operation == Operation::kBarrier ||
@@ -83,14 +98,21 @@ std::string describe(const Fingerprint& fingerprint) {
   }
   text += " of ";
   text += c10::toString(static_cast<c10::ScalarType>(fingerprint.dtype));
+  if (fingerprint.operation == Operation::kAllToAll) return text;
   text += ' ' + describe_shape(fingerprint);
   if (fingerprint.operation == Operation::kAllReduce ||
-      fingerprint.operation == Operation::kReduceScatter) {
+      fingerprint.operation == Operation::kReduceScatter ||
+      fingerprint.operation == Operation::kReduce) {
     text += " with ";
     text += name(static_cast<ReduceOp>(fingerprint.reduce_op));
   }
-  if (fingerprint.operation == Operation::kBroadcast) {
+  if (fingerprint.operation == Operation::kBroadcast ||
+      fingerprint.operation == Operation::kScatter) {
     text += " from rank " + std::to_string(fingerprint.root);
+  }
+  if (fingerprint.operation == Operation::kReduce ||
+      fingerprint.operation == Operation::kGather) {
+    text += " to rank " + std::to_string(fingerprint.root);
   }
   return text;
 }

@@ -17,6 +17,10 @@ enum class Operation : uint8_t {
   kBroadcast,
   kAllGather,
   kReduceScatter,
+  kReduce,
+  kGather,
+  kScatter,
+  kAllToAll,
   kDestroyProcessGroup,
 };
 
@@ -41,11 +45,13 @@ struct Fingerprint {
 };
 
 /// `tensor` is the one that every rank has one of: what is reduced, broadcast
-/// or gathered, or the output of a reduce_scatter.
+/// or gathered, or the output of a reduce_scatter or scatter.
 Fingerprint fingerprint(Operation operation, const at::Tensor& tensor);
 Fingerprint fingerprint(Operation operation,
                         const at::Tensor& tensor,
                         ReduceOp op);
+/// Of an all_to_all, in which only the dtype must be equal.
+Fingerprint fingerprint_of_all_to_all(c10::ScalarType dtype);
 
 /// "all_reduce of Float [4, 2] with SUM".
 std::string describe(const Fingerprint& fingerprint);

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "comm/kernels/reduce.h"
+#include "comm/splits.h"
 #include "core/clock.h"
 #include "distributed/convert_error.h"
 #include "distributed/group.h"
@@ -125,6 +126,33 @@ class Call {
     }
   }
 
+  void check_rank(const char* name, int rank) const {
+    if (rank < 0 || rank >= group_->world_size) {
+      fail(std::string(name) + " is " + std::to_string(rank) +
+           "; ranks are 0 to " + std::to_string(group_->world_size - 1));
+    }
+  }
+
+  /// Only the root has a list.
+  void check_list_at_root(bool is_root,
+                          const Tensors& list,
+                          const char* name,
+                          const at::Tensor& tensor) const {
+    if (is_root) return check_list(list, name, tensor);
+    if (!list.empty()) {
+      fail(std::string(name) +
+           " is for the root alone; leave it out on the other ranks");
+    }
+  }
+
+  void check_splits(const char* name,
+                    const std::vector<int64_t>& splits,
+                    const at::Tensor& tensor) const {
+    const auto wrong =
+        comm::wrong_splits(name, splits, tensor, group_->world_size);
+    if (wrong) fail(*wrong);
+  }
+
   void check_numel(const char* name, int64_t actual, int64_t expected) const {
     if (actual != expected) {
       fail(std::string(name) + " has " + std::to_string(actual) +
@@ -133,15 +161,20 @@ class Call {
     }
   }
 
-  /// One tensor per rank, each like `tensor`.
-  void check_list(const Tensors& list,
-                  const char* name,
-                  const at::Tensor& tensor) const {
+  /// One tensor per rank.
+  void check_count(const Tensors& list, const char* name) const {
     if (static_cast<int>(list.size()) != group_->world_size) {
       fail(std::string(name) + " holds " + std::to_string(list.size()) +
            " tensors; one per rank is needed, " +
            std::to_string(group_->world_size));
     }
+  }
+
+  /// One tensor per rank, each like `tensor`.
+  void check_list(const Tensors& list,
+                  const char* name,
+                  const at::Tensor& tensor) const {
+    check_count(list, name);
     for (size_t i = 0; i < list.size(); ++i) {
       const auto item = std::string(name) + '[' + std::to_string(i) + ']';
       check_tensor(list[i], item.c_str());
@@ -226,10 +259,7 @@ Work all_reduce(at::Tensor& tensor, const AllReduceOptions& options) {
 Work broadcast(at::Tensor& tensor, const BroadcastOptions& options) {
   Call call("broadcast", options.async_op);
   call.check_output(tensor, "tensor");
-  if (options.src < 0 || options.src >= call.group().world_size) {
-    call.fail("src is " + std::to_string(options.src) + "; ranks are 0 to " +
-              std::to_string(call.group().world_size - 1));
-  }
+  call.check_rank("src", options.src);
   c10d::BroadcastOptions opts;
   opts.rootRank = options.src;
   opts.asyncOp = options.async_op;
@@ -305,6 +335,111 @@ Work reduce_scatter_tensor(at::Tensor& output,
   at::Tensor from = contiguous(input);
   return call.run(
       [&] { return call.backend()._reduce_scatter_base(to, from, opts); },
+      CopyBack{{to}, {output}});
+}
+
+Work reduce(at::Tensor& tensor, const ReduceOptions& options) {
+  Call call("reduce", options.async_op);
+  call.check_output(tensor, "tensor");
+  call.check_reducible(tensor, options.op);
+  call.check_rank("dst", options.dst);
+  c10d::ReduceOptions opts;
+  opts.reduceOp = to_c10d(options.op);
+  opts.rootRank = options.dst;
+  opts.asyncOp = options.async_op;
+  Tensors tensors = {contiguous(tensor)};
+  return call.run([&] { return call.backend().reduce(tensors, opts); },
+                  CopyBack{tensors, {tensor}});
+}
+
+Work gather(const at::Tensor& tensor,
+            std::vector<at::Tensor>& gather_list,
+            const GatherOptions& options) {
+  Call call("gather", options.async_op);
+  const bool is_root = call.group().rank == options.dst;
+  call.check_tensor(tensor, "tensor");
+  call.check_rank("dst", options.dst);
+  call.check_list_at_root(is_root, gather_list, "gather_list", tensor);
+  for (const auto& output : gather_list) call.check_output(output, "output");
+  c10d::GatherOptions opts;
+  opts.rootRank = options.dst;
+  opts.asyncOp = options.async_op;
+  std::vector<Tensors> lists;
+  if (is_root) lists.push_back(contiguous(gather_list));
+  Tensors inputs = {contiguous(tensor)};
+  return call.run([&] { return call.backend().gather(lists, inputs, opts); },
+                  CopyBack{is_root ? lists[0] : Tensors(), gather_list});
+}
+
+Work gather(const at::Tensor& tensor, const GatherOptions& options) {
+  Tensors none;
+  return gather(tensor, none, options);
+}
+
+Work scatter(at::Tensor& tensor,
+             const std::vector<at::Tensor>& scatter_list,
+             const ScatterOptions& options) {
+  Call call("scatter", options.async_op);
+  const bool is_root = call.group().rank == options.src;
+  call.check_output(tensor, "tensor");
+  call.check_rank("src", options.src);
+  call.check_list_at_root(is_root, scatter_list, "scatter_list", tensor);
+  c10d::ScatterOptions opts;
+  opts.rootRank = options.src;
+  opts.asyncOp = options.async_op;
+  std::vector<Tensors> lists;
+  if (is_root) lists.push_back(contiguous(scatter_list));
+  Tensors outputs = {contiguous(tensor)};
+  return call.run([&] { return call.backend().scatter(outputs, lists, opts); },
+                  CopyBack{outputs, {tensor}});
+}
+
+Work scatter(at::Tensor& tensor, const ScatterOptions& options) {
+  return scatter(tensor, Tensors(), options);
+}
+
+Work all_to_all(std::vector<at::Tensor>& output_tensor_list,
+                const std::vector<at::Tensor>& input_tensor_list,
+                const AllToAllOptions& options) {
+  Call call("all_to_all", options.async_op);
+  call.check_count(output_tensor_list, "output_tensor_list");
+  call.check_count(input_tensor_list, "input_tensor_list");
+  for (const auto& tensor : input_tensor_list) {
+    call.check_tensor(tensor, "an input");
+    call.check_same_dtype(input_tensor_list[0], tensor);
+  }
+  for (const auto& tensor : output_tensor_list) {
+    call.check_output(tensor, "an output");
+    call.check_same_dtype(tensor, input_tensor_list[0]);
+  }
+  c10d::AllToAllOptions opts;
+  opts.asyncOp = options.async_op;
+  Tensors to = contiguous(output_tensor_list);
+  Tensors from = contiguous(input_tensor_list);
+  return call.run([&] { return call.backend().alltoall(to, from, opts); },
+                  CopyBack{to, output_tensor_list});
+}
+
+Work all_to_all_single(at::Tensor& output,
+                       const at::Tensor& input,
+                       const AllToAllSingleOptions& options) {
+  Call call("all_to_all_single", options.async_op);
+  call.check_tensor(input, "input");
+  call.check_output(output, "output");
+  call.check_same_dtype(output, input);
+  call.check_splits("output_split_sizes", options.output_split_sizes, output);
+  call.check_splits("input_split_sizes", options.input_split_sizes, input);
+  c10d::AllToAllOptions opts;
+  opts.asyncOp = options.async_op;
+  at::Tensor to = contiguous(output);
+  at::Tensor from = contiguous(input);
+  auto output_splits = options.output_split_sizes;
+  auto input_splits = options.input_split_sizes;
+  return call.run(
+      [&] {
+        return call.backend().alltoall_base(
+            to, from, output_splits, input_splits, opts);
+      },
       CopyBack{{to}, {output}});
 }
 

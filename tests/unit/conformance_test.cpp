@@ -158,19 +158,30 @@ TEST_P(Conformance, Reductions) {
               numel > 0 ? input.split(numel) : std::vector<Tensor>(n, input),
               {.op = op});
           EXPECT_SAME(output, chunk, "reduce_scatter " + what);
+
+          const int dst = static_cast<int>(numel % n);
+          tensor = input_of(rank, numel, dtype);
+          reduce(tensor, {.dst = dst, .op = op});
+          EXPECT_SAME(tensor,
+                      rank == dst ? expected : input_of(rank, numel, dtype),
+                      "reduce " + what);
         }
       }
     }
   });
 }
 
+std::vector<c10::ScalarType> movable() {
+  std::vector<c10::ScalarType> dtypes(std::begin(kReducible),
+                                      std::end(kReducible));
+  dtypes.insert(dtypes.end(), std::begin(kOnlyMovable), std::end(kOnlyMovable));
+  return dtypes;
+}
+
 TEST_P(Conformance, Moves) {
   const int n = ranks();
-  std::vector<c10::ScalarType> dtypes;
-  for (const auto dtype : kReducible) dtypes.push_back(dtype);
-  for (const auto dtype : kOnlyMovable) dtypes.push_back(dtype);
   run([&](int rank) {
-    for (const auto dtype : dtypes) {
+    for (const auto dtype : movable()) {
       for (const auto numel : kSizes) {
         const std::string what = std::string(c10::toString(dtype)) + ", " +
                                  std::to_string(numel) + " elements";
@@ -199,6 +210,90 @@ TEST_P(Conformance, Moves) {
   });
 }
 
+TEST_P(Conformance, GatherAndScatter) {
+  const int n = ranks();
+  run([&](int rank) {
+    for (const auto dtype : movable()) {
+      for (const auto numel : kSizes) {
+        const std::string what = std::string(c10::toString(dtype)) + ", " +
+                                 std::to_string(numel) + " elements";
+        const auto input = input_of(rank, numel, dtype);
+        for (int root = 0; root < n; ++root) {
+          std::vector<Tensor> list;
+          auto output = at::zeros({numel}, at::kByte).to(dtype);
+          if (rank == root) {
+            for (int r = 0; r < n; ++r) {
+              list.push_back(at::zeros({numel}, at::kByte).to(dtype));
+            }
+            gather(input, list, {.dst = root});
+            for (int r = 0; r < n; ++r) {
+              EXPECT_SAME(list[r], input_of(r, numel, dtype), "gather " + what);
+            }
+            for (int r = 0; r < n; ++r) {
+              list[r] = input_of(3 * root + r, numel, dtype);
+            }
+            scatter(output, list, {.src = root});
+          } else {
+            gather(input, {.dst = root});
+            scatter(output, {.src = root});
+          }
+          EXPECT_SAME(input, input_of(rank, numel, dtype), "input " + what);
+          EXPECT_SAME(output,
+                      input_of(3 * root + rank, numel, dtype),
+                      "scatter " + what);
+        }
+      }
+    }
+  });
+}
+
+/// What goes from one rank to another in an all_to_all: up to seven rows.
+Tensor rows_between(int from, int to, c10::ScalarType dtype, int64_t columns) {
+  const int64_t rows = (3 * from + 2 * to) % 8;
+  return input_of(5 * from + to, rows * columns, dtype).view({rows, columns});
+}
+
+TEST_P(Conformance, AllToAll) {
+  const int n = ranks();
+  run([&](int rank) {
+    for (const auto dtype : movable()) {
+      for (const int64_t columns : {0, 1, 33, 4099}) {
+        const std::string what = std::string(c10::toString(dtype)) + ", " +
+                                 std::to_string(columns) + " columns";
+        // Equal parts of a tensor.
+        std::vector<Tensor> inputs;
+        std::vector<Tensor> expected;
+        for (int r = 0; r < n; ++r) {
+          inputs.push_back(
+              input_of(7 * rank + r, 2 * columns, dtype).view({2, columns}));
+          expected.push_back(
+              input_of(7 * r + rank, 2 * columns, dtype).view({2, columns}));
+        }
+        auto output = at::empty({2 * n, columns}, dtype);
+        all_to_all_single(output, at::cat(inputs));
+        EXPECT_SAME(output, at::cat(expected), "equal " + what);
+        // Unequal ones, some of them empty.
+        std::vector<Tensor> outputs;
+        AllToAllSingleOptions options;
+        for (int r = 0; r < n; ++r) {
+          inputs[r] = rows_between(rank, r, dtype, columns);
+          expected[r] = rows_between(r, rank, dtype, columns);
+          outputs.push_back(at::empty_like(expected[r]));
+          options.input_split_sizes.push_back(inputs[r].size(0));
+          options.output_split_sizes.push_back(expected[r].size(0));
+        }
+        output = at::empty_like(at::cat(expected));
+        all_to_all_single(output, at::cat(inputs), options);
+        EXPECT_SAME(output, at::cat(expected), "unequal " + what);
+        all_to_all(outputs, inputs);
+        for (int r = 0; r < n; ++r) {
+          EXPECT_SAME(outputs[r], expected[r], "list " + what);
+        }
+      }
+    }
+  });
+}
+
 TEST_P(Conformance, ManyElements) {
   constexpr int64_t kNumel = (1 << 20) + 3;
   run([&](int rank) {
@@ -210,6 +305,13 @@ TEST_P(Conformance, ManyElements) {
     auto root = input_of(rank, kNumel, at::kFloat);
     broadcast(root, {.src = ranks() - 1});
     EXPECT_SAME(root, input_of(ranks() - 1, kNumel, at::kFloat), "broadcast");
+    auto reduced_to = input_of(rank, kNumel, at::kFloat);
+    reduce(reduced_to, {.dst = ranks() - 1});
+    EXPECT_SAME(reduced_to,
+                rank == ranks() - 1
+                    ? reduced(ReduceOp::SUM, ranks(), kNumel, at::kFloat)
+                    : input_of(rank, kNumel, at::kFloat),
+                "reduce");
   });
 }
 
@@ -275,6 +377,38 @@ TEST_P(Conformance, NonContiguousTensors) {
                             {.async_op = async})
           .wait();
       EXPECT_SAME(output, sum, "reduce_scatter_tensor");
+
+      tensor = matrix(input_of(rank, 15, at::kFloat).clone()).t();
+      reduce(tensor, {.dst = n - 1, .async_op = async}).wait();
+      EXPECT_SAME(tensor, rank == n - 1 ? sum : input, "reduce");
+
+      std::vector<Tensor> list;
+      output = at::zeros({3, 5}).t();
+      if (rank == 0) {
+        for (int r = 0; r < n; ++r) list.push_back(at::zeros({3, 5}).t());
+        gather(input, list, {.async_op = async}).wait();
+        for (int r = 0; r < n; ++r) {
+          EXPECT_SAME(
+              list[r], transposed(input_of(r, 15, at::kFloat)), "gather");
+        }
+        scatter(output, list, {.async_op = async}).wait();
+      } else {
+        gather(input, {.async_op = async}).wait();
+        scatter(output, {.async_op = async}).wait();
+      }
+      EXPECT_SAME(output, input, "scatter");
+
+      // The rows of rank r's matrix that go to this rank, for every r.
+      std::vector<Tensor> rows;
+      for (int r = 0; r < n; ++r) {
+        rows.push_back(input_of(r, 3 * n, at::kFloat).view({3, n}).t()[rank]);
+      }
+      auto exchanged = at::zeros({3, n}).t();
+      all_to_all_single(exchanged,
+                        input_of(rank, 3 * n, at::kFloat).view({3, n}).t(),
+                        {.async_op = async})
+          .wait();
+      EXPECT_SAME(exchanged, at::stack(rows), "all_to_all_single");
     }
   });
 }
@@ -451,6 +585,53 @@ TEST_P(Conformance, WrongArgumentsAreRefusedAndTheGroupStaysUsable) {
                                   "one per rank");
     expect_error<InvalidArgument>([&] { reduce_scatter_tensor(good, longer); },
                                   "are needed");
+    expect_error<InvalidArgument>([&] { reduce(good, {.dst = n}); }, "dst");
+    expect_error<Unsupported>([&] { reduce(complex); }, "ComplexFloat");
+    expect_error<InvalidArgument>([&] { gather(good, {.dst = -1}); }, "dst");
+    expect_error<InvalidArgument>(
+        [&] { gather(good, too_many, {.dst = rank}); }, "one per rank");
+    expect_error<InvalidArgument>([&] { gather(good, {.dst = rank}); },
+                                  "one per rank");
+    expect_error<InvalidArgument>(
+        [&] { scatter(good, other_shape, {.src = rank}); },
+        "scatter_list[0] has shape [2, 2]");
+    if (n > 1) {
+      expect_error<InvalidArgument>(
+          [&] { scatter(good, too_many, {.src = (rank + 1) % n}); },
+          "for the root alone");
+    }
+    expect_error<InvalidArgument>([&] { all_to_all(too_many, too_many); },
+                                  "one per rank");
+    auto rows = at::ones({4 * n});
+    expect_error<InvalidArgument>([&] { all_to_all_single(other, rows); },
+                                  "dtype");
+    if (n > 1) {
+      expect_error<InvalidArgument>([&] { all_to_all_single(longer, rows); },
+                                    "do not divide equally");
+    }
+    const std::vector<int64_t> equal(n, 4);
+    auto negative = equal;
+    negative[0] = 4 * n + 4;
+    negative.back() = n > 1 ? -4 : -1;
+    auto output = at::empty({4 * n});
+    const auto refuses = [&](std::vector<int64_t> output_splits,
+                             std::vector<int64_t> input_splits,
+                             const char* part) {
+      expect_error<InvalidArgument>(
+          [&] {
+            all_to_all_single(output,
+                              rows,
+                              {.output_split_sizes = std::move(output_splits),
+                               .input_split_sizes = std::move(input_splits)});
+          },
+          part);
+    };
+    refuses({}, std::vector<int64_t>(n + 1, 4), "one for each of");
+    refuses(std::vector<int64_t>(n, 5), equal, "add up to");
+    refuses(negative, equal, "a negative number");
+    auto scalar = at::ones({});
+    expect_error<InvalidArgument>([&] { all_to_all_single(scalar, scalar); },
+                                  "not a scalar");
     expect_error<Unsupported>(
         [&] { reduce_scatter(boolean, std::vector<Tensor>(n, boolean)); },
         "Bool");
@@ -472,6 +653,14 @@ TEST(ConformanceWithoutGroup, EveryCollectiveSaysWhatToCall) {
                                 part);
   expect_error<InvalidArgument>([&] { reduce_scatter(tensor, list); }, part);
   expect_error<InvalidArgument>([&] { reduce_scatter_tensor(tensor, tensor); },
+                                part);
+  expect_error<InvalidArgument>([&] { reduce(tensor); }, part);
+  expect_error<InvalidArgument>([&] { gather(tensor, list); }, part);
+  expect_error<InvalidArgument>([&] { gather(tensor); }, part);
+  expect_error<InvalidArgument>([&] { scatter(tensor, list); }, part);
+  expect_error<InvalidArgument>([&] { scatter(tensor); }, part);
+  expect_error<InvalidArgument>([&] { all_to_all(list, list); }, part);
+  expect_error<InvalidArgument>([&] { all_to_all_single(tensor, tensor); },
                                 part);
   expect_error<InvalidArgument>([&] { barrier(); }, part);
 }
@@ -538,6 +727,32 @@ TEST_P(ConformanceErrors, DifferentRoots) {
   expect_on_all<MismatchError>([](int rank) {
     auto tensor = at::ones({4});
     broadcast(tensor, {.src = rank == 1 ? 1 : 0});
+  });
+}
+
+TEST_P(ConformanceErrors, DifferentDestinations) {
+  expect_on_all<MismatchError>([](int rank) {
+    auto tensor = at::ones({4});
+    reduce(tensor, {.dst = rank == 1 ? 1 : 0});
+  });
+}
+
+TEST_P(ConformanceErrors, DifferentSplits) {
+  expect_on_all<MismatchError>([&](int rank) {
+    // Rank 1 sends rank 0 a row that it does not expect.
+    std::vector<Tensor> inputs(ranks(), at::ones({2, 3}));
+    std::vector<Tensor> outputs;
+    for (int r = 0; r < ranks(); ++r) outputs.push_back(at::ones({2, 3}));
+    if (rank == 1) inputs[0] = at::ones({3, 3});
+    try {
+      all_to_all(outputs, inputs);
+    } catch (const MismatchError& e) {
+      EXPECT_NE(std::string(e.what()).find("rank 1 sends 9 elements to rank 0, "
+                                           "which expects 6"),
+                std::string::npos)
+          << e.what();
+      throw;
+    }
   });
 }
 

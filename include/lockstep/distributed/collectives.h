@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -53,6 +54,29 @@ struct ReduceScatterOptions {
   ReduceOp op = ReduceOp::SUM;
   bool async_op = false;
 };
+struct ReduceOptions {
+  int dst = 0;
+  ReduceOp op = ReduceOp::SUM;
+  bool async_op = false;
+};
+struct GatherOptions {
+  int dst = 0;
+  bool async_op = false;
+};
+struct ScatterOptions {
+  int src = 0;
+  bool async_op = false;
+};
+struct AllToAllOptions {
+  bool async_op = false;
+};
+struct AllToAllSingleOptions {
+  /// Rows of `output` that come from each rank, and rows of `input` that go to
+  /// each; empty: equally many.
+  std::vector<int64_t> output_split_sizes{};
+  std::vector<int64_t> input_split_sizes{};
+  bool async_op = false;
+};
 struct BarrierOptions {
   bool async_op = false;
 };
@@ -60,13 +84,13 @@ struct BarrierOptions {
 // All collectives below: called by every rank of the default group in the same
 // order. They block unless `async_op` is set; then the tensors must not be
 // touched until `Work::wait` returned. Any dtype of real numbers (floating,
-// half, bfloat16, integers; bool with MIN and MAX; broadcast and all_gather
-// also bool and complex). Non-contiguous tensors are accepted, tensors of zero
-// elements too. In a world of one they return at once. On failure:
-// InvalidArgument (no group, wrong arguments, a device the backend does not
-// serve), Unsupported (dtype), MismatchError (ranks differ in operation, shape,
-// dtype or root; raised on all), TimeoutError, PeerLost, BackendError. After
-// any of the last four the group cannot be used again.
+// half, bfloat16, integers; bool with MIN and MAX; what only moves also bool
+// and complex). Non-contiguous tensors are accepted, tensors of zero elements
+// too. In a world of one they return at once. On failure: InvalidArgument (no
+// group, wrong arguments, a device the backend does not serve), Unsupported
+// (dtype), MismatchError (ranks differ in operation, shape, dtype or root;
+// raised on all), TimeoutError, PeerLost, BackendError. After any of the last
+// four the group cannot be used again.
 
 /// Reduces `tensor` over all ranks in place; afterwards all ranks hold the same
 /// bits. Mirrors `torch.distributed.all_reduce`.
@@ -103,6 +127,43 @@ LOCKSTEP_API Work
 reduce_scatter_tensor(at::Tensor& output,
                       const at::Tensor& input,
                       const ReduceScatterOptions& options = {});
+
+/// Reduces `tensor` over all ranks into rank `dst`'s; the others' stay as they
+/// are. Mirrors `torch.distributed.reduce`.
+LOCKSTEP_API Work reduce(at::Tensor& tensor, const ReduceOptions& options = {});
+
+/// On rank `dst`, `gather_list[r]` becomes rank r's `tensor`; it holds world
+/// size tensors of `tensor`'s shape and dtype. Mirrors
+/// `torch.distributed.gather`.
+LOCKSTEP_API Work gather(const at::Tensor& tensor,
+                         std::vector<at::Tensor>& gather_list,
+                         const GatherOptions& options = {});
+/// The same on the other ranks, which have no list.
+LOCKSTEP_API Work gather(const at::Tensor& tensor,
+                         const GatherOptions& options = {});
+
+/// `tensor` becomes rank `src`'s `scatter_list[rank]`; it holds world size
+/// tensors of `tensor`'s shape and dtype. Mirrors `torch.distributed.scatter`.
+LOCKSTEP_API Work scatter(at::Tensor& tensor,
+                          const std::vector<at::Tensor>& scatter_list,
+                          const ScatterOptions& options = {});
+/// The same on the other ranks, which have no list.
+LOCKSTEP_API Work scatter(at::Tensor& tensor,
+                          const ScatterOptions& options = {});
+
+/// `output_tensor_list[r]` becomes rank r's `input_tensor_list[rank]`. Shapes
+/// may differ between pairs of ranks; the dtype is one. MismatchError on every
+/// rank where one sends another number of elements than the other expects.
+/// Mirrors `torch.distributed.all_to_all`.
+LOCKSTEP_API Work all_to_all(std::vector<at::Tensor>& output_tensor_list,
+                             const std::vector<at::Tensor>& input_tensor_list,
+                             const AllToAllOptions& options = {});
+
+/// The same with the rows (first dimension) of two tensors, which must not
+/// share memory. Mirrors `torch.distributed.all_to_all_single`.
+LOCKSTEP_API Work all_to_all_single(at::Tensor& output,
+                                    const at::Tensor& input,
+                                    const AllToAllSingleOptions& options = {});
 
 /// Returns when every rank has called it. Mirrors `torch.distributed.barrier`.
 LOCKSTEP_API Work barrier(const BarrierOptions& options = {});

@@ -14,6 +14,9 @@ namespace {
 // is one exchange instead of two, is the faster one.
 constexpr size_t kDirectBytes = 64 * 1024;
 
+// So much of every rank's bytes is at the root of a reduce at a time.
+constexpr size_t kReducedAtOnce = 4 * 1024 * 1024;
+
 }  // namespace
 
 void Algorithms::exchange_with_all(Transport::Channel channel,
@@ -39,6 +42,19 @@ void Algorithms::send_from_root(int root,
   if (rank_ != root) receives.push_back(receive(root));
   for (int peer = 0; rank_ == root && peer < size_; ++peer) {
     if (peer != root) sends.push_back(send(peer));
+  }
+  transport_.exchange(Transport::kData, receives, sends, deadline, give_up_);
+}
+
+void Algorithms::send_to_root(int root,
+                              const MessageOf& receive,
+                              const Message& send,
+                              const Deadline& deadline) {
+  std::vector<Message> receives;
+  std::vector<Message> sends;
+  if (rank_ != root) sends.push_back(send);
+  for (int peer = 0; rank_ == root && peer < size_; ++peer) {
+    if (peer != root) receives.push_back(receive(peer));
   }
   transport_.exchange(Transport::kData, receives, sends, deadline, give_up_);
 }
@@ -215,6 +231,110 @@ void Algorithms::reduce_scatter(const std::vector<char*>& parts,
       fingerprint,
       [&](int peer) {
         return Message{peer, parts[peer], output.size()};
+      },
+      deadline);
+}
+
+void Algorithms::reduce(const Bytes& bytes,
+                        const Fingerprint& fingerprint,
+                        const Deadline& deadline) {
+  const int root = static_cast<int>(fingerprint.root);
+  const auto dtype = static_cast<c10::ScalarType>(fingerprint.dtype);
+  const size_t longest = std::min(bytes.size(), kReducedAtOnce);
+  at::Tensor received;
+  if (rank_ == root) {
+    received =
+        at::empty({static_cast<int64_t>(longest) * (size_ - 1)}, at::kByte);
+  }
+  for (size_t start = 0; start < bytes.size(); start += longest) {
+    const size_t now = std::min(longest, bytes.size() - start);
+    char* const own = bytes.data() + start;
+    std::vector<const void*> sources(size_, own);
+    send_to_root(
+        root,
+        [&](int peer) {
+          char* const slot = static_cast<char*>(received.data_ptr()) +
+                             now * (peer < rank_ ? peer : peer - 1);
+          sources[peer] = slot;
+          return Message{peer, slot, now};
+        },
+        Message{root, own, now},
+        deadline);
+    if (rank_ != root) continue;
+    kernels::reduce(static_cast<ReduceOp>(fingerprint.reduce_op),
+                    dtype,
+                    own,
+                    sources.data(),
+                    size_,
+                    now / c10::elementSize(dtype));
+  }
+}
+
+void Algorithms::gather(const std::vector<char*>& parts,
+                        const Bytes& own,
+                        int root,
+                        const Deadline& deadline) {
+  if (rank_ == root && own.data() != parts[rank_]) {
+    std::copy_n(own.data(), own.size(), parts[rank_]);
+  }
+  send_to_root(
+      root,
+      [&](int peer) {
+        return Message{peer, parts[peer], own.size()};
+      },
+      Message{root, own.data(), own.size()},
+      deadline);
+}
+
+void Algorithms::scatter(const std::vector<char*>& parts,
+                         const Bytes& own,
+                         int root,
+                         const Deadline& deadline) {
+  if (rank_ == root && own.data() != parts[rank_]) {
+    std::copy_n(parts[rank_], own.size(), own.data());
+  }
+  send_from_root(
+      root,
+      [&](int peer) {
+        return Message{peer, own.data(), own.size()};
+      },
+      [&](int peer) {
+        return Message{peer, parts[peer], own.size()};
+      },
+      deadline);
+}
+
+void Algorithms::all_to_all(const std::vector<Stretch>& sends,
+                            const std::vector<Stretch>& receives,
+                            size_t element_size,
+                            const Deadline& deadline) {
+  std::vector<std::vector<uint64_t>> splits(size_, splits_of(sends, receives));
+  const size_t bytes = splits[0].size() * sizeof(uint64_t);
+  exchange_with_all(
+      Transport::kData,
+      [&](int peer) {
+        return Message{peer, splits[peer].data(), bytes};
+      },
+      [&](int peer) {
+        return Message{peer, splits[rank_].data(), bytes};
+      },
+      deadline);
+  const auto verdict = compare_splits(
+      size_, element_size, [&](int rank) { return splits[rank].data(); });
+  if (verdict.mismatch) {
+    throw MismatchError(verdict.mismatch->text,
+                        {.peers = {verdict.mismatch->rank}});
+  }
+  if (sends[rank_].data != receives[rank_].data) {
+    std::copy_n(sends[rank_].data, sends[rank_].bytes, receives[rank_].data);
+  }
+  exchange_with_all(
+      Transport::kData,
+      [&](int peer) {
+        return Message{peer, receives[peer].data, receives[peer].bytes};
+      },
+      [&](int peer) {
+        return Message{peer, sends[peer].data, sends[peer].bytes};
       },
       deadline);
 }

@@ -7,6 +7,7 @@
 
 #include "comm/backends/gloo/transport.h"
 #include "comm/fingerprint.h"
+#include "comm/splits.h"
 #include "core/clock.h"
 
 namespace lockstep::comm::gloo {
@@ -69,6 +70,26 @@ class Algorithms {
                       const Bytes& output,
                       const Fingerprint& fingerprint,
                       const Deadline& deadline);
+  /// At the root in place; the others' bytes are read only.
+  void reduce(const Bytes& bytes,
+              const Fingerprint& fingerprint,
+              const Deadline& deadline);
+  /// At the root `parts[r]` takes rank r's `own`; elsewhere there are none.
+  void gather(const std::vector<char*>& parts,
+              const Bytes& own,
+              int root,
+              const Deadline& deadline);
+  /// `own` takes the root's `parts[rank]`; elsewhere there are none.
+  void scatter(const std::vector<char*>& parts,
+               const Bytes& own,
+               int root,
+               const Deadline& deadline);
+  /// `sends[r]` arrives in rank r's `receives[rank]`. Throws MismatchError on
+  /// every rank where the lengths differ.
+  void all_to_all(const std::vector<Stretch>& sends,
+                  const std::vector<Stretch>& receives,
+                  size_t element_size,
+                  const Deadline& deadline);
 
  private:
   using Message = Transport::Message;
@@ -89,6 +110,10 @@ class Algorithms {
                       const MessageOf& receive,
                       const MessageOf& send,
                       const Deadline& deadline);
+  void send_to_root(int root,
+                    const MessageOf& receive,
+                    const Message& send,
+                    const Deadline& deadline);
   [[nodiscard]] Message part(const Bytes& bytes, int peer, int of) const;
 
   Transport& transport_;

@@ -13,6 +13,7 @@
 #include "comm/fingerprint.h"
 #include "comm/kernels/reduce.h"
 #include "comm/liveness.h"
+#include "comm/splits.h"
 #include "core/block_sigpipe.h"
 #include "core/clock.h"
 #include "core/env.h"
@@ -189,6 +190,98 @@ class GlooBackend final : public c10d::Backend {
                   });
   }
 
+  c10::intrusive_ptr<c10d::Work> reduce(
+      std::vector<at::Tensor>& tensors,
+      const c10d::ReduceOptions& opts) override {
+    const at::Tensor tensor = only(tensors);
+    auto call = of_reduction(Operation::kReduce, tensor, opts.reduceOp);
+    call.root = root_of(opts.rootRank);
+    return submit(c10d::OpType::REDUCE,
+                  call,
+                  {tensor},
+                  opts.timeout,
+                  [this, tensor, call](const Deadline& deadline) {
+                    algorithms_.reduce(Bytes(tensor), call, deadline);
+                  });
+  }
+
+  c10::intrusive_ptr<c10d::Work> gather(
+      std::vector<std::vector<at::Tensor>>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::GatherOptions& opts) override {
+    const at::Tensor input = only(inputs);
+    auto call = of_tensor(Operation::kGather, input);
+    call.root = root_of(opts.rootRank);
+    std::vector<at::Tensor> list;
+    if (opts.rootRank == rank_) list = one_per_rank(outputs, input);
+    return submit(c10d::OpType::GATHER,
+                  call,
+                  list,
+                  opts.timeout,
+                  [this, list, input, root = static_cast<int>(opts.rootRank)](
+                      const Deadline& deadline) {
+                    algorithms_.gather(
+                        parts_of(list), Bytes(input), root, deadline);
+                  });
+  }
+
+  c10::intrusive_ptr<c10d::Work> scatter(
+      std::vector<at::Tensor>& outputs,
+      std::vector<std::vector<at::Tensor>>& inputs,
+      const c10d::ScatterOptions& opts) override {
+    const at::Tensor output = only(outputs);
+    auto call = of_tensor(Operation::kScatter, output);
+    call.root = root_of(opts.rootRank);
+    std::vector<at::Tensor> list;
+    if (opts.rootRank == rank_) list = one_per_rank(inputs, output);
+    return submit(c10d::OpType::SCATTER,
+                  call,
+                  {output},
+                  opts.timeout,
+                  [this, list, output, root = static_cast<int>(opts.rootRank)](
+                      const Deadline& deadline) {
+                    algorithms_.scatter(
+                        parts_of(list), Bytes(output), root, deadline);
+                  });
+  }
+
+  c10::intrusive_ptr<c10d::Work> alltoall_base(
+      at::Tensor& output_tensor,
+      at::Tensor& input_tensor,
+      std::vector<int64_t>& output_splits,
+      std::vector<int64_t>& input_splits,
+      const c10d::AllToAllOptions& opts) override {
+    check_tensor(output_tensor);
+    check_tensor(input_tensor);
+    check_splits("output_split_sizes", output_splits, output_tensor);
+    check_splits("input_split_sizes", input_splits, input_tensor);
+    return exchange_all(c10d::OpType::ALLTOALL_BASE,
+                        {output_tensor},
+                        {input_tensor},
+                        cut(output_tensor, output_splits, size_),
+                        cut(input_tensor, input_splits, size_),
+                        opts.timeout);
+  }
+
+  c10::intrusive_ptr<c10d::Work> alltoall(
+      std::vector<at::Tensor>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::AllToAllOptions& opts) override {
+    for (const auto* list : {&outputs, &inputs}) {
+      if (static_cast<int>(list->size()) != size_) {
+        throw InvalidArgument("a list of one tensor for each of the " +
+                              std::to_string(size_) + " ranks is needed");
+      }
+      for (const auto& tensor : *list) check_tensor(tensor);
+    }
+    return exchange_all(c10d::OpType::ALLTOALL,
+                        outputs,
+                        inputs,
+                        stretches_of_each(outputs),
+                        stretches_of_each(inputs),
+                        opts.timeout);
+  }
+
   c10::intrusive_ptr<c10d::Work> barrier(
       const c10d::BarrierOptions& opts) override {
     const Fingerprint call = {.operation = Operation::kBarrier};
@@ -217,6 +310,21 @@ class GlooBackend final : public c10d::Backend {
             .backend = "gloo",
             .rank = rank_,
             .world_size = size_};
+  }
+
+  [[nodiscard]] uint32_t root_of(int64_t root) const {
+    if (root < 0 || root >= size_) {
+      throw InvalidArgument("the root is " + std::to_string(root) +
+                            "; ranks are 0 to " + std::to_string(size_ - 1));
+    }
+    return static_cast<uint32_t>(root);
+  }
+
+  void check_splits(const char* name,
+                    const std::vector<int64_t>& splits,
+                    const at::Tensor& tensor) const {
+    const auto wrong = wrong_splits(name, splits, tensor, size_);
+    if (wrong) throw InvalidArgument(*wrong);
   }
 
   static const at::Tensor& only(const std::vector<at::Tensor>& tensors) {
@@ -316,6 +424,35 @@ class GlooBackend final : public c10d::Backend {
             "backend gloo reduces with SUM, AVG, PRODUCT, MIN, "
             "MAX");
     }
+  }
+
+  c10::intrusive_ptr<c10d::Work> exchange_all(
+      c10d::OpType type,
+      const std::vector<at::Tensor>& outputs,
+      const std::vector<at::Tensor>& inputs,
+      std::vector<Stretch> receives,
+      std::vector<Stretch> sends,
+      std::chrono::milliseconds timeout) {
+    const auto dtype = inputs[0].scalar_type();
+    for (const auto* list : {&outputs, &inputs}) {
+      for (const auto& tensor : *list) {
+        if (tensor.scalar_type() != dtype) {
+          throw InvalidArgument("all tensors must have the same dtype");
+        }
+      }
+    }
+    return submit(
+        type,
+        fingerprint_of_all_to_all(dtype),
+        outputs,
+        timeout,
+        [this,
+         inputs,  // kept alive
+         sends = std::move(sends),
+         receives = std::move(receives),
+         element = c10::elementSize(dtype)](const Deadline& deadline) {
+          algorithms_.all_to_all(sends, receives, element, deadline);
+        });
   }
 
   // --- Queue

@@ -70,6 +70,48 @@ class SelfBackend final : public c10d::Backend {
     return done(c10d::OpType::_REDUCE_SCATTER_BASE);
   }
 
+  c10::intrusive_ptr<c10d::Work> reduce(
+      std::vector<at::Tensor>& /*tensors*/,
+      const c10d::ReduceOptions& /*opts*/) override {
+    return done(c10d::OpType::REDUCE);
+  }
+
+  c10::intrusive_ptr<c10d::Work> gather(
+      std::vector<std::vector<at::Tensor>>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::GatherOptions& /*opts*/) override {
+    copy(outputs.at(0).at(0), inputs.at(0));
+    return done(c10d::OpType::GATHER);
+  }
+
+  c10::intrusive_ptr<c10d::Work> scatter(
+      std::vector<at::Tensor>& outputs,
+      std::vector<std::vector<at::Tensor>>& inputs,
+      const c10d::ScatterOptions& /*opts*/) override {
+    copy(outputs.at(0), inputs.at(0).at(0));
+    return done(c10d::OpType::SCATTER);
+  }
+
+  c10::intrusive_ptr<c10d::Work> alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<int64_t>& /*output_splits*/,
+      std::vector<int64_t>& /*input_splits*/,
+      const c10d::AllToAllOptions& /*opts*/) override {
+    check_same_numel(output, input);
+    copy(output, input);
+    return done(c10d::OpType::ALLTOALL_BASE);
+  }
+
+  c10::intrusive_ptr<c10d::Work> alltoall(
+      std::vector<at::Tensor>& outputs,
+      std::vector<at::Tensor>& inputs,
+      const c10d::AllToAllOptions& /*opts*/) override {
+    check_same_numel(outputs.at(0), inputs.at(0));
+    copy(outputs.at(0), inputs.at(0));
+    return done(c10d::OpType::ALLTOALL);
+  }
+
   c10::intrusive_ptr<c10d::Work> barrier(
       const c10d::BarrierOptions& /*opts*/) override {
     return done(c10d::OpType::BARRIER);
@@ -89,6 +131,15 @@ class SelfBackend final : public c10d::Backend {
            .world_size = 1});
     }
     return c10::make_intrusive<DoneWork>(type);
+  }
+
+  static void check_same_numel(const at::Tensor& output,
+                               const at::Tensor& input) {
+    if (output.numel() != input.numel()) {
+      throw MismatchError(
+          "the rank sends itself " + std::to_string(input.numel()) +
+          " elements and expects " + std::to_string(output.numel()));
+    }
   }
 
   static void copy(at::Tensor& output, const at::Tensor& input) {

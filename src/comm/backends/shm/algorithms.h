@@ -8,6 +8,7 @@
 
 #include "comm/backends/shm/channel.h"
 #include "comm/backends/shm/layout.h"
+#include "comm/splits.h"
 #include "lockstep/distributed/collectives.h"
 
 namespace lockstep::comm::shm {
@@ -55,5 +56,30 @@ void reduce_scatter(Channel& channel,
                     const Call& call,
                     const std::vector<const char*>& inputs,
                     char* output);
+
+/// Reduces in place at the root; the others' `data` is read only.
+void reduce(Channel& channel, const Call& call, char* data);
+
+/// `outputs[r]` becomes rank r's `input` at the root, whose own one may be
+/// `input` itself; elsewhere `outputs` is empty.
+void gather(Channel& channel,
+            const Call& call,
+            char* input,
+            const std::vector<char*>& outputs);
+
+/// `output` becomes the root's `inputs[rank]`, which may be the same memory at
+/// the root; elsewhere `inputs` is empty.
+void scatter(Channel& channel,
+             const Call& call,
+             const std::vector<char*>& inputs,
+             char* output);
+
+/// `sends[r]` goes to rank r and arrives in its `receives[rank]`. Throws
+/// MismatchError, too, where the lengths differ. The call's fingerprint has the
+/// element type alone.
+void all_to_all(Channel& channel,
+                const Call& call,
+                const std::vector<Stretch>& sends,
+                const std::vector<Stretch>& receives);
 
 }  // namespace lockstep::comm::shm

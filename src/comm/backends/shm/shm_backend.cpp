@@ -11,6 +11,7 @@
 #include "comm/fingerprint.h"
 #include "comm/kernels/reduce.h"
 #include "comm/liveness.h"
+#include "comm/splits.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm::shm {
@@ -97,11 +98,7 @@ class ShmBackend final : public c10d::Backend {
                     const c10d::BroadcastOptions& opts) override {
     constexpr auto kOperation = Operation::kBroadcast;
     for (const auto& tensor : tensors) check(kOperation, tensor);
-    if (opts.rootRank < 0 || opts.rootRank >= size_) {
-      fail(kOperation,
-           "the root is " + std::to_string(opts.rootRank) +
-               "; ranks are 0 to " + std::to_string(size_ - 1));
-    }
+    check_root(kOperation, opts.rootRank);
     return submit(
         kOperation,
         OpType::BROADCAST,
@@ -191,6 +188,140 @@ class ShmBackend final : public c10d::Backend {
       const c10d::ReduceScatterOptions& opts) override {
     return scatter_from(
         OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, inputs, opts);
+  }
+
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
+    constexpr auto kOperation = Operation::kReduce;
+    const ReduceOp op = reduce_op(kOperation, opts.reduceOp);
+    check_one(kOperation, "tensor", tensors.size());
+    check(kOperation, tensors[0], op);
+    check_root(kOperation, opts.rootRank);
+    return submit(kOperation,
+                  OpType::REDUCE,
+                  opts.asyncOp,
+                  tensors,
+                  {},
+                  [=, this, root = opts.rootRank, timeout = timeout_of(opts)](
+                      const Tensors& data, const Tensors&) {
+                    Call call{fingerprint(kOperation, data[0], op), timeout};
+                    call.fingerprint.root = static_cast<uint32_t>(root);
+                    shm::reduce(channel_, call, data_of(data[0]));
+                  });
+  }
+
+  WorkPtr gather(std::vector<Tensors>& outputs,
+                 Tensors& inputs,
+                 const c10d::GatherOptions& opts) override {
+    constexpr auto kOperation = Operation::kGather;
+    check_one(kOperation, "input", inputs.size());
+    check(kOperation, inputs[0]);
+    check_root(kOperation, opts.rootRank);
+    Tensors list;
+    if (opts.rootRank == rank_) {
+      check_one(kOperation, "list of outputs", outputs.size());
+      check_list(kOperation, "output", outputs[0], inputs[0]);
+      list = outputs[0];
+    }
+    return submit(
+        kOperation,
+        OpType::GATHER,
+        opts.asyncOp,
+        list,
+        inputs,
+        [this, root = opts.rootRank, timeout = timeout_of(opts)](
+            const Tensors& to, const Tensors& from) {
+          Call call{fingerprint(kOperation, from[0]), timeout};
+          call.fingerprint.root = static_cast<uint32_t>(root);
+          shm::gather(
+              channel_, call, data_of(from[0]), data_of_each<char*>(to));
+        });
+  }
+
+  WorkPtr scatter(Tensors& outputs,
+                  std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& opts) override {
+    constexpr auto kOperation = Operation::kScatter;
+    check_one(kOperation, "output", outputs.size());
+    check(kOperation, outputs[0]);
+    check_root(kOperation, opts.rootRank);
+    Tensors list;
+    if (opts.rootRank == rank_) {
+      check_one(kOperation, "list of inputs", inputs.size());
+      check_list(kOperation, "input", inputs[0], outputs[0]);
+      list = inputs[0];
+    }
+    return submit(
+        kOperation,
+        OpType::SCATTER,
+        opts.asyncOp,
+        outputs,
+        list,
+        [this, root = opts.rootRank, timeout = timeout_of(opts)](
+            const Tensors& to, const Tensors& from) {
+          Call call{fingerprint(kOperation, to[0]), timeout};
+          call.fingerprint.root = static_cast<uint32_t>(root);
+          shm::scatter(
+              channel_, call, data_of_each<char*>(from), data_of(to[0]));
+        });
+  }
+
+  WorkPtr alltoall_base(at::Tensor& output,
+                        at::Tensor& input,
+                        std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override {
+    constexpr auto kOperation = Operation::kAllToAll;
+    check(kOperation, output);
+    check(kOperation, input);
+    check_same_dtype(kOperation, output, input);
+    check_splits(kOperation, "output_split_sizes", output_splits, output);
+    check_splits(kOperation, "input_split_sizes", input_splits, input);
+    return submit(
+        kOperation,
+        OpType::ALLTOALL_BASE,
+        opts.asyncOp,
+        {output},
+        {input},
+        [=, this, timeout = timeout_of(opts)](const Tensors& to,
+                                              const Tensors& from) {
+          all_to_all(
+              channel_,
+              {fingerprint_of_all_to_all(from[0].scalar_type()), timeout},
+              cut(from[0], input_splits, size_),
+              cut(to[0], output_splits, size_));
+        });
+  }
+
+  WorkPtr alltoall(Tensors& outputs,
+                   Tensors& inputs,
+                   const c10d::AllToAllOptions& opts) override {
+    constexpr auto kOperation = Operation::kAllToAll;
+    for (const auto* list : {&outputs, &inputs}) {
+      if (list->size() != static_cast<size_t>(size_)) {
+        fail(kOperation,
+             std::to_string(list->size()) +
+                 " tensors are in a list; one for each of " +
+                 std::to_string(size_) + " ranks is needed");
+      }
+      for (const auto& tensor : *list) {
+        check(kOperation, tensor);
+        check_same_dtype(kOperation, tensor, inputs[0]);
+      }
+    }
+    return submit(
+        kOperation,
+        OpType::ALLTOALL,
+        opts.asyncOp,
+        outputs,
+        inputs,
+        [this, timeout = timeout_of(opts)](const Tensors& to,
+                                           const Tensors& from) {
+          all_to_all(
+              channel_,
+              {fingerprint_of_all_to_all(from[0].scalar_type()), timeout},
+              stretches_of_each(from),
+              stretches_of_each(to));
+        });
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& opts) override {
@@ -370,6 +501,33 @@ class ShmBackend final : public c10d::Backend {
               (tensor.scalar_type() == at::kBool ? "; bool has MIN and MAX"
                                                  : ""));
     }
+  }
+
+  void check_root(Operation operation, int64_t root) const {
+    if (root < 0 || root >= size_) {
+      fail(operation,
+           "the root is " + std::to_string(root) + "; ranks are 0 to " +
+               std::to_string(size_ - 1));
+    }
+  }
+
+  void check_same_dtype(Operation operation,
+                        const at::Tensor& a,
+                        const at::Tensor& b) const {
+    if (a.scalar_type() != b.scalar_type()) {
+      fail(operation,
+           std::string("the tensors are ") + c10::toString(a.scalar_type()) +
+               " and " + c10::toString(b.scalar_type()) +
+               "; they must be the same");
+    }
+  }
+
+  void check_splits(Operation operation,
+                    const char* name,
+                    const std::vector<int64_t>& splits,
+                    const at::Tensor& tensor) const {
+    const auto wrong = wrong_splits(name, splits, tensor, size_);
+    if (wrong) fail(operation, *wrong);
   }
 
   void check_one(Operation operation, const char* what, size_t count) const {
