@@ -394,10 +394,6 @@ Work scatter(at::Tensor& tensor,
                   CopyBack{outputs, {tensor}});
 }
 
-Work scatter(at::Tensor& tensor, const ScatterOptions& options) {
-  return scatter(tensor, Tensors(), options);
-}
-
 Work all_to_all(std::vector<at::Tensor>& output_tensor_list,
                 const std::vector<at::Tensor>& input_tensor_list,
                 const AllToAllOptions& options) {

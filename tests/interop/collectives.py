@@ -74,6 +74,32 @@ def main():
     dist.reduce_scatter_tensor(output, whole)
     check("reduce_scatter_tensor", output, expected)
 
+    for root in range(size):
+        tensor = values(rank, 9, torch.float32)
+        dist.reduce(tensor, root)
+        if rank == root:
+            check(("reduce", root), tensor, reduced("SUM", 9, torch.float32))
+        parts = [torch.empty_like(own) for _ in range(size)]
+        dist.gather(own, parts if rank == root else None, root)
+        if rank == root:
+            for r in range(size):
+                check(("gather", r), parts[r], values(r, 6, torch.float64))
+        part = torch.empty_like(own)
+        dist.scatter(part, parts if rank == root else None, root)
+        check(("scatter", root), part, own)
+
+    # Rank 0 sends 1 and 3 rows, rank 1 sends 2 and 4.
+    def sent_by(r):
+        return values(r, 2 * (2 * r + 4), torch.float32).view(-1, 2)
+
+    first = 1 + 2 * rank
+    output = torch.empty(2 * first + 1, 2)
+    dist.all_to_all_single(
+        output, sent_by(rank), [first, first + 1], [rank + 1, rank + 3]
+    )
+    rows = [sent_by(r).split([r + 1, r + 3])[rank] for r in range(size)]
+    check("all_to_all_single", output, torch.cat(rows))
+
     tensor = values(rank, 1000, torch.float32)
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()

@@ -107,6 +107,42 @@ LOCKSTEP_PROCESS(collectives) {
   reduce_scatter_tensor(output, whole);
   check("reduce_scatter_tensor", output, expected);
 
+  for (int root = 0; root < size; ++root) {
+    auto sum = values(rank, 9, at::kFloat);
+    reduce(sum, {.dst = root});
+    if (rank == root)
+      check("reduce", sum, reduced(ReduceOp::SUM, 9, at::kFloat));
+
+    std::vector<at::Tensor> list;
+    auto part = torch::empty(6, at::kDouble);
+    if (rank == root) {
+      list = {torch::empty_like(own), torch::empty_like(own)};
+      gather(own, list, {.dst = root});
+      for (int r = 0; r < size; ++r) {
+        check("gather", list[r], values(r, 6, at::kDouble));
+      }
+      scatter(part, list, {.src = root});
+    } else {
+      gather(own, {.dst = root});
+      scatter(part, {}, {.src = root});
+    }
+    check("scatter", part, own);
+  }
+
+  // Rank 0 sends 1 and 3 rows, rank 1 sends 2 and 4.
+  const std::vector<int64_t> given = {rank + 1, rank + 3};
+  const int64_t first = 1 + 2 * rank;
+  auto exchanged = torch::empty({2 * first + 1, 2});
+  all_to_all_single(
+      exchanged,
+      values(rank, 2 * (given[0] + given[1]), at::kFloat).view({-1, 2}),
+      {.output_split_sizes = {first, first + 1}, .input_split_sizes = given});
+  const auto rows_of = [&](int from) {
+    const auto all = values(from, 2 * (2 * from + 4), at::kFloat).view({-1, 2});
+    return rank == 0 ? all.slice(0, 0, from + 1) : all.slice(0, from + 1);
+  };
+  check("all_to_all_single", exchanged, torch::cat({rows_of(0), rows_of(1)}));
+
   auto tensor = values(rank, 1000, at::kFloat);
   all_reduce(tensor, {.async_op = true}).wait();
   check("async", tensor, reduced(ReduceOp::SUM, 1000, at::kFloat));

@@ -235,7 +235,7 @@ TEST_P(Conformance, GatherAndScatter) {
             scatter(output, list, {.src = root});
           } else {
             gather(input, {.dst = root});
-            scatter(output, {.src = root});
+            scatter(output, {}, {.src = root});
           }
           EXPECT_SAME(input, input_of(rank, numel, dtype), "input " + what);
           EXPECT_SAME(output,
@@ -394,7 +394,7 @@ TEST_P(Conformance, NonContiguousTensors) {
         scatter(output, list, {.async_op = async}).wait();
       } else {
         gather(input, {.async_op = async}).wait();
-        scatter(output, {.async_op = async}).wait();
+        scatter(output, {}, {.async_op = async}).wait();
       }
       EXPECT_SAME(output, input, "scatter");
 

@@ -143,12 +143,10 @@ LOCKSTEP_API Work gather(const at::Tensor& tensor,
                          const GatherOptions& options = {});
 
 /// `tensor` becomes rank `src`'s `scatter_list[rank]`; it holds world size
-/// tensors of `tensor`'s shape and dtype. Mirrors `torch.distributed.scatter`.
+/// tensors of `tensor`'s shape and dtype, and is empty on the other ranks.
+/// Mirrors `torch.distributed.scatter`.
 LOCKSTEP_API Work scatter(at::Tensor& tensor,
-                          const std::vector<at::Tensor>& scatter_list,
-                          const ScatterOptions& options = {});
-/// The same on the other ranks, which have no list.
-LOCKSTEP_API Work scatter(at::Tensor& tensor,
+                          const std::vector<at::Tensor>& scatter_list = {},
                           const ScatterOptions& options = {});
 
 /// `output_tensor_list[r]` becomes rank r's `input_tensor_list[rank]`. Shapes
