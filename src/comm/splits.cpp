@@ -1,7 +1,5 @@
 #include "comm/splits.h"
 
-#include <numeric>
-
 namespace lockstep::comm {
 namespace {
 
@@ -33,10 +31,17 @@ std::optional<std::string> wrong_splits(const char* name,
           splits.begin(), splits.end(), [](int64_t n) { return n < 0; })) {
     return start + "have a negative number";
   }
-  const auto sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
-  if (sum != rows) {
-    return start + "add up to " + std::to_string(sum) + "; the tensor has " +
-           std::to_string(rows) + " rows";
+  int64_t left = rows;
+  for (const int64_t n : splits) {
+    if (n > left) {
+      return start + "add up to more than the " + std::to_string(rows) +
+             " rows of the tensor";
+    }
+    left -= n;
+  }
+  if (left > 0) {
+    return start + "add up to " + std::to_string(rows - left) +
+           "; the tensor has " + std::to_string(rows) + " rows";
   }
   return {};
 }

@@ -59,14 +59,12 @@ SplitsVerdict compare_splits(int ranks, size_t element_size, Of of) {
       const uint64_t expected = of(to)[ranks + from];
       if (from != to) verdict.longest = std::max(verdict.longest, sent);
       if (sent == expected || verdict.mismatch) continue;
-      verdict.mismatch = {"the ranks differ: rank " + std::to_string(from) +
-                              " sends " + std::to_string(sent / element_size) +
-                              " elements to rank " + std::to_string(to) +
-                              ", which expects " +
-                              std::to_string(expected / element_size) +
-                              "; input_split_sizes[j] of rank i must equal "
-                              "output_split_sizes[i] of rank j",
-                          to};
+      verdict.mismatch = {
+          "the ranks differ: rank " + std::to_string(from) + " sends " +
+              std::to_string(sent / element_size) + " elements to rank " +
+              std::to_string(to) + ", which expects " +
+              std::to_string(expected / element_size) + "; they must be equal",
+          to};
     }
   }
   return verdict;

@@ -126,6 +126,23 @@ class Call {
     }
   }
 
+  void check_one_dtype(const at::Tensor& a, const at::Tensor& b) const {
+    if (a.scalar_type() != b.scalar_type()) {
+      fail(std::string("the tensors have the dtypes ") +
+           c10::toString(a.scalar_type()) + " and " +
+           c10::toString(b.scalar_type()) + "; they must be the same");
+    }
+  }
+
+  /// Two tensors of which one is written while the other is sent.
+  void check_apart(const at::Tensor& output, const at::Tensor& input) const {
+    const auto status = at::get_overlap_status(output, input);
+    if (status == at::MemOverlapStatus::Full ||
+        status == at::MemOverlapStatus::Partial) {
+      fail("an output shares memory with what is sent; pass a .clone()");
+    }
+  }
+
   void check_rank(const char* name, int rank) const {
     if (rank < 0 || rank >= group_->world_size) {
       fail(std::string(name) + " is " + std::to_string(rank) +
@@ -340,7 +357,12 @@ Work reduce_scatter_tensor(at::Tensor& output,
 
 Work reduce(at::Tensor& tensor, const ReduceOptions& options) {
   Call call("reduce", options.async_op);
-  call.check_output(tensor, "tensor");
+  const bool is_root = call.group().rank == options.dst;
+  if (is_root) {
+    call.check_output(tensor, "tensor");
+  } else {
+    call.check_tensor(tensor, "tensor");
+  }
   call.check_reducible(tensor, options.op);
   call.check_rank("dst", options.dst);
   c10d::ReduceOptions opts;
@@ -348,8 +370,13 @@ Work reduce(at::Tensor& tensor, const ReduceOptions& options) {
   opts.rootRank = options.dst;
   opts.asyncOp = options.async_op;
   Tensors tensors = {contiguous(tensor)};
-  return call.run([&] { return call.backend().reduce(tensors, opts); },
-                  CopyBack{tensors, {tensor}});
+  if (is_root) {
+    return call.run([&] { return call.backend().reduce(tensors, opts); },
+                    CopyBack{tensors, {tensor}});
+  }
+  // c10d's own backends, which serve interop groups, write to it.
+  if (!call.group().liveness) tensors[0] = tensors[0].clone();
+  return call.run([&] { return call.backend().reduce(tensors, opts); }, [] {});
 }
 
 Work gather(const at::Tensor& tensor,
@@ -384,6 +411,11 @@ Work scatter(at::Tensor& tensor,
   call.check_output(tensor, "tensor");
   call.check_rank("src", options.src);
   call.check_list_at_root(is_root, scatter_list, "scatter_list", tensor);
+  for (size_t r = 0; r < scatter_list.size(); ++r) {
+    if (static_cast<int>(r) != options.src) {
+      call.check_apart(tensor, scatter_list[r]);
+    }
+  }
   c10d::ScatterOptions opts;
   opts.rootRank = options.src;
   opts.asyncOp = options.async_op;
@@ -402,11 +434,14 @@ Work all_to_all(std::vector<at::Tensor>& output_tensor_list,
   call.check_count(input_tensor_list, "input_tensor_list");
   for (const auto& tensor : input_tensor_list) {
     call.check_tensor(tensor, "an input");
-    call.check_same_dtype(input_tensor_list[0], tensor);
+    call.check_one_dtype(input_tensor_list[0], tensor);
   }
   for (const auto& tensor : output_tensor_list) {
     call.check_output(tensor, "an output");
-    call.check_same_dtype(tensor, input_tensor_list[0]);
+    call.check_one_dtype(input_tensor_list[0], tensor);
+    for (const auto& input : input_tensor_list) {
+      call.check_apart(tensor, input);
+    }
   }
   c10d::AllToAllOptions opts;
   opts.asyncOp = options.async_op;
@@ -423,6 +458,7 @@ Work all_to_all_single(at::Tensor& output,
   call.check_tensor(input, "input");
   call.check_output(output, "output");
   call.check_same_dtype(output, input);
+  call.check_apart(output, input);
   call.check_splits("output_split_sizes", options.output_split_sizes, output);
   call.check_splits("input_split_sizes", options.input_split_sizes, input);
   c10d::AllToAllOptions opts;

@@ -110,6 +110,7 @@ LOCKSTEP_PROCESS(collectives) {
   for (int root = 0; root < size; ++root) {
     auto sum = values(rank, 9, at::kFloat);
     reduce(sum, {.dst = root});
+    if (rank != root) check("elsewhere", sum, values(rank, 9, at::kFloat));
     if (rank == root)
       check("reduce", sum, reduced(ReduceOp::SUM, 9, at::kFloat));
 

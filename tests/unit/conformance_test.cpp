@@ -315,6 +315,46 @@ TEST_P(Conformance, ManyElements) {
   });
 }
 
+TEST_P(Conformance, ManyElementsInOneDirection) {
+  const int n = ranks();
+  // No whole number of cache lines or of chunks.
+  constexpr int64_t kNumel = 300'007;
+  run([&](int rank) {
+    for (const auto dtype : {at::kByte, at::kFloat}) {
+      for (const int root : {0, n - 1}) {
+        std::vector<Tensor> list;
+        auto part = at::zeros({kNumel}, dtype);
+        // In place at the root: its tensor is of the list.
+        const auto own = input_of(rank, kNumel, dtype);
+        if (rank == root) {
+          for (int r = 0; r < n; ++r) list.push_back(at::zeros_like(part));
+          list[root] = own;
+          gather(own, list, {.dst = root});
+          for (int r = 0; r < n; ++r) {
+            EXPECT_SAME(list[r], input_of(r, kNumel, dtype), "gather");
+            list[r] = input_of(3 * root + r, kNumel, dtype);
+          }
+          scatter(list[root], list, {.src = root});
+          part = list[root];
+        } else {
+          gather(own, {.dst = root});
+          scatter(part, {}, {.src = root});
+        }
+        EXPECT_SAME(part, input_of(3 * root + rank, kNumel, dtype), "scatter");
+        auto small = input_of(rank, 5, dtype);
+        all_reduce(small, {.op = ReduceOp::MAX});
+        EXPECT_SAME(small, reduced(ReduceOp::MAX, n, 5, dtype), "after it");
+      }
+    }
+    auto tensor = input_of(rank, (5 << 19) + 1, at::kFloat);
+    reduce(tensor);
+    if (rank == 0) {
+      EXPECT_SAME(
+          tensor, reduced(ReduceOp::SUM, n, (5 << 19) + 1, at::kFloat), "sum");
+    }
+  });
+}
+
 TEST_P(Conformance, AllRanksHoldTheSameBits) {
   std::vector<Tensor> results(ranks());
   run([&](int rank) {
@@ -434,12 +474,27 @@ TEST_P(Conformance, ManyOperationsUnderWay) {
       works.push_back(i % 2 ? all_reduce(tensors[i], {.async_op = true})
                             : broadcast(tensors[i], {.async_op = true}));
     }
+    const auto own = input_of(rank, 50, at::kInt);
+    std::vector<Tensor> gathered;
+    for (int r = 0; rank == 0 && r < n; ++r) {
+      gathered.push_back(at::zeros_like(own));
+    }
+    works.push_back(rank == 0 ? gather(own, gathered, {.async_op = true})
+                              : gather(own, {.async_op = true}));
+    auto exchanged = at::zeros({n}, at::kInt);
+    works.push_back(all_to_all_single(
+        exchanged, at::full({n}, rank, at::kInt), {.async_op = true}));
     works.push_back(barrier({.async_op = true}));
     for (auto& work : works) {
       work.wait();
       EXPECT_TRUE(work.is_completed());
     }
     works.front().wait();  // again: nothing happens
+    for (size_t r = 0; r < gathered.size(); ++r) {
+      EXPECT_SAME(
+          gathered[r], input_of(static_cast<int>(r), 50, at::kInt), "gather");
+    }
+    EXPECT_SAME(exchanged, at::arange(n, at::kInt), "all_to_all_single");
     for (int i = 0; i < 20; ++i) {
       auto expected = input_of(i, 100 + i, at::kInt);
       for (int r = 1; i % 2 && r < n; ++r) {
@@ -629,9 +684,15 @@ TEST_P(Conformance, WrongArgumentsAreRefusedAndTheGroupStaysUsable) {
     refuses({}, std::vector<int64_t>(n + 1, 4), "one for each of");
     refuses(std::vector<int64_t>(n, 5), equal, "add up to");
     refuses(negative, equal, "a negative number");
+    refuses(std::vector<int64_t>(n, int64_t{1} << 62), equal, "add up to more");
+    expect_error<InvalidArgument>([&] { all_to_all_single(rows, rows); },
+                                  "shares memory");
+    std::vector<Tensor> one_list(n, good);
+    expect_error<InvalidArgument>([&] { all_to_all(one_list, one_list); },
+                                  "shares memory");
     auto scalar = at::ones({});
-    expect_error<InvalidArgument>([&] { all_to_all_single(scalar, scalar); },
-                                  "not a scalar");
+    expect_error<InvalidArgument>(
+        [&] { all_to_all_single(scalar, at::ones({})); }, "not a scalar");
     expect_error<Unsupported>(
         [&] { reduce_scatter(boolean, std::vector<Tensor>(n, boolean)); },
         "Bool");
@@ -734,6 +795,28 @@ TEST_P(ConformanceErrors, DifferentDestinations) {
   expect_on_all<MismatchError>([](int rank) {
     auto tensor = at::ones({4});
     reduce(tensor, {.dst = rank == 1 ? 1 : 0});
+  });
+}
+
+TEST_P(ConformanceErrors, DifferentSources) {
+  expect_on_all<MismatchError>([&](int rank) {
+    auto tensor = at::ones({4});
+    const int src = rank == 1 ? 1 : 0;
+    scatter(tensor,
+            rank == src ? std::vector<Tensor>(ranks(), at::ones({4}))
+                        : std::vector<Tensor>(),
+            {.src = src});
+  });
+}
+
+TEST_P(ConformanceErrors, DifferentShapesOfAGather) {
+  expect_on_all<MismatchError>([&](int rank) {
+    const auto tensor = at::ones({rank == 1 ? 5 : 4});
+    std::vector<Tensor> list;
+    for (int r = 0; rank == 0 && r < ranks(); ++r) {
+      list.push_back(at::ones({4}));
+    }
+    gather(tensor, list);
   });
 }
 

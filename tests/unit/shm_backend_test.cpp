@@ -633,5 +633,14 @@ TEST(ShmBackend, NeedsAllRanksOnOneHost) {
   EXPECT_THROW(create({.rank = 0, .world_size = 2}), Unsupported);
 }
 
+TEST(ShmBackend, HasAnUpperBoundOfRanks) {
+  constexpr int kTooMany = 2049;
+  EXPECT_THROW(
+      create({.rank = 0,
+              .world_size = kTooMany,
+              .liveness = test::FakeHost::make(kTooMany)->liveness(0)}),
+      Unsupported);
+}
+
 }  // namespace
 }  // namespace lockstep::comm::shm

@@ -143,14 +143,16 @@ LOCKSTEP_API Work gather(const at::Tensor& tensor,
                          const GatherOptions& options = {});
 
 /// `tensor` becomes rank `src`'s `scatter_list[rank]`; it holds world size
-/// tensors of `tensor`'s shape and dtype, and is empty on the other ranks.
+/// tensors of `tensor`'s shape and dtype, of which `tensor` may only be the own
+/// one, and is empty on the other ranks.
 /// Mirrors `torch.distributed.scatter`.
 LOCKSTEP_API Work scatter(at::Tensor& tensor,
                           const std::vector<at::Tensor>& scatter_list = {},
                           const ScatterOptions& options = {});
 
 /// `output_tensor_list[r]` becomes rank r's `input_tensor_list[rank]`. Shapes
-/// may differ between pairs of ranks; the dtype is one. MismatchError on every
+/// may differ between pairs of ranks; the dtype is one, and outputs share no
+/// memory with inputs. MismatchError on every
 /// rank where one sends another number of elements than the other expects.
 /// Mirrors `torch.distributed.all_to_all`.
 LOCKSTEP_API Work all_to_all(std::vector<at::Tensor>& output_tensor_list,

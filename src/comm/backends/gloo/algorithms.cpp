@@ -310,18 +310,26 @@ void Algorithms::all_to_all(const std::vector<Stretch>& sends,
                             const Deadline& deadline) {
   std::vector<std::vector<uint64_t>> splits(size_, splits_of(sends, receives));
   const size_t bytes = splits[0].size() * sizeof(uint64_t);
-  exchange_with_all(
-      Transport::kData,
-      [&](int peer) {
-        return Message{peer, splits[peer].data(), bytes};
-      },
-      [&](int peer) {
-        return Message{peer, splits[rank_].data(), bytes};
-      },
-      deadline);
+  const auto exchange_splits = [&](const Deadline& end) {
+    exchange_with_all(
+        Transport::kData,
+        [&](int peer) {
+          return Message{peer, splits[peer].data(), bytes};
+        },
+        [&](int peer) {
+          return Message{peer, splits[rank_].data(), bytes};
+        },
+        end);
+  };
+  exchange_splits(deadline);
   const auto verdict = compare_splits(
       size_, element_size, [&](int rank) { return splits[rank].data(); });
   if (verdict.mismatch) {
+    try {
+      exchange_splits(Deadline(kFarewellTime));  // until all have seen it
+    } catch (const ExchangeError&) {
+      // A peer that has seen it may be gone.
+    }
     throw MismatchError(verdict.mismatch->text,
                         {.peers = {verdict.mismatch->rank}});
   }

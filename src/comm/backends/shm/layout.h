@@ -48,6 +48,8 @@ class Layout {
   /// enough for the chunks under way to stay in a core's own cache.
   static constexpr size_t kChunk = 128 * 1024;
   static constexpr size_t kLine = 64;
+  /// So that a chunk has a line for every rank.
+  static constexpr int kMostRanks = kChunk / kLine;
 
   [[nodiscard]] constexpr size_t bytes() const {
     return ranks_ * (sizeof(RankControl) + per_rank());

@@ -614,6 +614,16 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
          .rank = context.rank,
          .world_size = context.world_size});
   }
+  if (context.world_size > Layout::kMostRanks) {
+    throw Unsupported("the backend shm serves " +
+                          std::to_string(Layout::kMostRanks) +
+                          " ranks at most; use gloo",
+                      {.operation = "init_process_group",
+                       .group = context.group_name,
+                       .backend = "shm",
+                       .rank = context.rank,
+                       .world_size = context.world_size});
+  }
   return c10::make_intrusive<ShmBackend>(context);
 }
 

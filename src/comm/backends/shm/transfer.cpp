@@ -58,20 +58,20 @@ class Transfer {
 
   void give(char* slot, size_t start, size_t stride) const {
     for (size_t r = 0; r < sends_.size(); ++r) {
-      if (r == own_) continue;
-      copy(slot + place(r, stride),
-           sends_[r].data + start,
-           left(sends_[r], start, stride));
+      const size_t bytes = left(sends_[r], start, stride);
+      if (r == own_ || bytes == 0) continue;
+      copy(slot + place(r, stride), sends_[r].data + start, bytes);
     }
   }
 
   template <class Slot>
   void take(Slot slot, size_t start, size_t stride) const {
     for (size_t r = 0; r < receives_.size(); ++r) {
-      if (r == own_) continue;
+      const size_t bytes = left(receives_[r], start, stride);
+      if (r == own_ || bytes == 0) continue;
       copy(receives_[r].data + start,
            slot(static_cast<int>(r)) + place(own_, stride),
-           left(receives_[r], start, stride));
+           bytes);
     }
   }
 
@@ -118,7 +118,7 @@ void all_to_all(Channel& channel,
                 const std::vector<Stretch>& receives) {
   const auto ranks = static_cast<size_t>(channel.size());
   const auto splits = splits_of(sends, receives);
-  static_assert(Layout::kStaging >= 64 * 1024);  // for 4096 ranks
+  static_assert(Layout::kStaging >= 2 * Layout::kMostRanks * sizeof(uint64_t));
   copy(channel.next_staging(), splits.data(), splits.size() * sizeof splits[0]);
   channel.begin(call.fingerprint, call.timeout);
   const auto verdict =
