@@ -55,16 +55,16 @@ struct ReduceScatterOptions {
   bool async_op = false;
 };
 struct ReduceOptions {
-  int dst = 0;
+  int dst = 0;  ///< the rank that gets the result
   ReduceOp op = ReduceOp::SUM;
   bool async_op = false;
 };
 struct GatherOptions {
-  int dst = 0;
+  int dst = 0;  ///< the rank that gets all tensors
   bool async_op = false;
 };
 struct ScatterOptions {
-  int src = 0;
+  int src = 0;  ///< the rank that has all tensors
   bool async_op = false;
 };
 struct AllToAllOptions {
@@ -144,23 +144,22 @@ LOCKSTEP_API Work gather(const at::Tensor& tensor,
 
 /// `tensor` becomes rank `src`'s `scatter_list[rank]`; it holds world size
 /// tensors of `tensor`'s shape and dtype, of which `tensor` may only be the own
-/// one, and is empty on the other ranks.
-/// Mirrors `torch.distributed.scatter`.
+/// one, and is empty on the other ranks. Mirrors `torch.distributed.scatter`.
 LOCKSTEP_API Work scatter(at::Tensor& tensor,
                           const std::vector<at::Tensor>& scatter_list = {},
                           const ScatterOptions& options = {});
 
 /// `output_tensor_list[r]` becomes rank r's `input_tensor_list[rank]`. Shapes
 /// may differ between pairs of ranks; the dtype is one, and outputs share no
-/// memory with inputs. MismatchError on every
-/// rank where one sends another number of elements than the other expects.
-/// Mirrors `torch.distributed.all_to_all`.
+/// memory with inputs. MismatchError on every rank where one sends another
+/// number of elements than the other expects. Mirrors
+/// `torch.distributed.all_to_all`.
 LOCKSTEP_API Work all_to_all(std::vector<at::Tensor>& output_tensor_list,
                              const std::vector<at::Tensor>& input_tensor_list,
                              const AllToAllOptions& options = {});
 
-/// The same with the rows (first dimension) of two tensors, which must not
-/// share memory. Mirrors `torch.distributed.all_to_all_single`.
+/// The same with the rows (first dimension) of two tensors of one dtype, which
+/// share no memory. Mirrors `torch.distributed.all_to_all_single`.
 LOCKSTEP_API Work all_to_all_single(at::Tensor& output,
                                     const at::Tensor& input,
                                     const AllToAllSingleOptions& options = {});
