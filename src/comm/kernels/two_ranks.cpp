@@ -14,7 +14,7 @@ constexpr size_t kLine = kTwoRanksLine;
 /// How far ahead lines are asked for: those in the other core's cache, and the
 /// own ones, which may be in memory.
 constexpr size_t kAhead = 12 * kLine;
-constexpr size_t kFarAhead = 32 * kLine;
+constexpr size_t kFarAhead = 64 * kLine;
 
 struct Average : Sum {};
 
@@ -36,19 +36,22 @@ template <class Op, class T>
 template <class Op, class T>
 [[gnu::always_inline]] inline void exchange_loop(const Exchange& e) {
   for (size_t i = 0; i < e.bytes; i += kLine) {
-    // What is taken goes to lines that are in the own cache still.
-    __builtin_prefetch(e.give_to + i + kAhead, /*rw=*/1);
     __builtin_prefetch(e.give_from + i + kFarAhead, /*rw=*/0, /*locality=*/2);
     __builtin_prefetch(e.own + i + kFarAhead, /*rw=*/0, /*locality=*/2);
-    __builtin_prefetch(e.first + i + kAhead);
-    __builtin_prefetch(e.second + i + kAhead);
-    __builtin_prefetch(e.result + i + kAhead, /*rw=*/1);
-    __builtin_prefetch(e.take_from + i + kAhead);
+    __builtin_prefetch(e.give_to + i + kAhead, /*rw=*/1);
+    __builtin_prefetch(e.take_to + i + kAhead, /*rw=*/1);
+    // Asked for to be written: later steps write where this one reads.
+    __builtin_prefetch(e.peers + i + kAhead, /*rw=*/1);
+    __builtin_prefetch(e.take_from + i + kAhead, /*rw=*/1);
     std::memcpy(e.give_to + i, e.give_from + i, kLine);
     Loose<T> reduced[kLine / sizeof(T)];
-    reduce_line<Op, T>(reduced, e.first + i, e.second + i);
+    if (e.own_is_first) {
+      reduce_line<Op, T>(reduced, e.own + i, e.peers + i);
+    } else {
+      reduce_line<Op, T>(reduced, e.peers + i, e.own + i);
+    }
     std::memcpy(e.own + i, reduced, kLine);
-    std::memcpy(e.result + i, reduced, kLine);
+    std::memcpy(e.peers + i, reduced, kLine);
     std::memcpy(e.take_to + i, e.take_from + i, kLine);
   }
 }

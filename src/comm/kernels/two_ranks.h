@@ -11,7 +11,7 @@ namespace lockstep::comm::kernels {
 // Kernels for two ranks that take several stretches of memory at the same time.
 // A line in the other core's cache takes about a hundred nanoseconds; a core
 // waits for many of them at once when it asks for them early. So these ask
-// ahead, and up to two kilobytes beyond the ends, which harms nothing.
+// ahead, and up to four kilobytes beyond the ends, which harms nothing.
 //
 // The stretches may start anywhere; their lengths are multiples of
 // kTwoRanksLine bytes. The results are the bits that `reduce` gives, except for
@@ -19,15 +19,14 @@ namespace lockstep::comm::kernels {
 
 inline constexpr size_t kTwoRanksLine = 64;
 
-/// One step of an all-reduce: what the peer reduces goes out, the own part is
-/// reduced in place and goes out, what the peer reduced comes in.
+/// One step of an all-reduce: what the peer reduces goes out, the own part and
+/// the peer's both become their reduction, what the peer reduced comes in.
 struct Exchange {
   char* give_to;
   const char* give_from;
-  const char* first;  ///< rank 0's part: `own` or the peer's
-  const char* second;
   char* own;
-  char* result;  ///< gets a copy of `own`
+  char* peers;
+  bool own_is_first;  ///< whether `own` is rank 0's
   char* take_to;
   const char* take_from;
   size_t bytes;  ///< of each of them

@@ -1,7 +1,7 @@
 #include "comm/backends/shm/algorithms.h"
+#include "comm/backends/shm/all_reduce_pair.h"
 #include "comm/backends/shm/chunks.h"
 #include "comm/kernels/reduce.h"
-#include "comm/kernels/two_ranks.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -33,20 +33,14 @@ class LargeAllReduce {
         ranks_(static_cast<size_t>(channel.size())),
         element_(call.element_size()),
         chunks_(ceil_div(call.bytes(), Layout::kChunk)),
-        sources_(ranks_) {
-    if (ranks_ == 2) {
-      exchange_kernel_ = kernels::exchange_kernel(call.op(), call.dtype());
-    }
-  }
+        sources_(ranks_) {}
 
   void run() {
     channel_.begin(call_.fingerprint, call_.timeout);
     for (size_t i = 0; i < chunks_ + 2; ++i) {
-      if (!exchange(i)) {
-        if (i < chunks_) give(i);
-        if (i >= 1 && i <= chunks_) reduce_own_part(i - 1);
-        if (i >= 2) take(i - 2);
-      }
+      if (i < chunks_) give(i);
+      if (i >= 1 && i <= chunks_) reduce_own_part(i - 1);
+      if (i >= 2) take(i - 2);
       if (i <= chunks_) channel_.step();
     }
   }
@@ -56,44 +50,11 @@ class LargeAllReduce {
   [[nodiscard]] Range part_of(const Range& chunk, int rank) const {
     return part(chunk.count, ranks_, static_cast<size_t>(rank), element_);
   }
-  /// For two ranks, of an even number of lines, so that both parts are equal.
   [[nodiscard]] Range chunk(size_t i) const {
-    return part(call_.numel(), chunks_, i, element_, ranks_ == 2 ? 2 : 1);
+    return part(call_.numel(), chunks_, i, element_);
   }
   [[nodiscard]] char* data_at(const Range& in, const Range& at) const {
     return data_ + (in.start + at.start) * element_;
-  }
-
-  /// Does all three stages at once. False, and nothing done, without a kernel
-  /// for that, or unless three chunks with parts of equal length are under way.
-  [[nodiscard]] bool exchange(size_t i) const {
-    static_assert(Layout::kLine % kernels::kTwoRanksLine == 0);
-    if (exchange_kernel_ == nullptr || i < 2 || i >= chunks_) return false;
-    const int own = channel_.rank();
-    const int peer = 1 - own;
-    const Range next = chunk(i);
-    const Range current = chunk(i - 1);
-    const Range last = chunk(i - 2);
-    const Range given = part_of(next, peer);
-    const Range reduced = part_of(current, own);
-    const Range taken = part_of(last, peer);
-    // Equal ones are whole lines: only the very last part is not.
-    if (given.count != reduced.count || taken.count != reduced.count) {
-      return false;
-    }
-    char* mine = data_at(current, reduced);
-    const char* theirs = channel_.input(peer, i - 1) + reduced.start * element_;
-    exchange_kernel_(
-        {.give_to = channel_.input(own, i) + given.start * element_,
-         .give_from = data_at(next, given),
-         .first = own == 0 ? mine : theirs,
-         .second = own == 0 ? theirs : mine,
-         .own = mine,
-         .result = channel_.output(own, i - 1),
-         .take_to = data_at(last, taken),
-         .take_from = channel_.output(peer, i - 2),
-         .bytes = reduced.count * element_});
-    return true;
   }
 
   /// Puts what others reduce into the own input slot.
@@ -142,7 +103,6 @@ class LargeAllReduce {
   size_t element_;
   size_t chunks_;
   Sources sources_;
-  kernels::ExchangeKernel exchange_kernel_ = nullptr;
 };
 
 }  // namespace
@@ -151,6 +111,7 @@ void all_reduce(Channel& channel, const Call& call, char* data) {
   if (call.bytes() <= Layout::kStaging) {
     return all_reduce_small(channel, call, data);
   }
+  if (channel.size() == 2) return all_reduce_pair(channel, call, data);
   LargeAllReduce(channel, call, data).run();
 }
 

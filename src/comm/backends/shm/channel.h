@@ -49,6 +49,9 @@ class Channel {
   [[nodiscard]] char* output(int rank, uint64_t turn) const {
     return base() + layout_.output(rank, turn);
   }
+  [[nodiscard]] char* exchange(int rank, uint64_t turn) const {
+    return base() + layout_.exchange(rank, turn);
+  }
 
   /// Returns when all ranks have come to this step of the operation; what they
   /// wrote before it can be read after it. Throws PeerLost, TimeoutError.

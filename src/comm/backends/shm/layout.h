@@ -33,7 +33,8 @@ struct RankControl {
 
 /// Where things lie in the group's one segment: the control words of all ranks,
 /// then per rank two staging slots for small messages, two input slots and two
-/// output slots for the chunks of large ones.
+/// output slots for the chunks of large ones. A group of two has in place of
+/// its input slots three of half a chunk for its large all-reduce.
 ///
 /// Bytes for 2, 8 and 64 ranks: 1, 3.4 and 25 MB.
 class Layout {
@@ -65,6 +66,11 @@ class Layout {
   }
   [[nodiscard]] constexpr size_t output(int rank, uint64_t turn) const {
     return slots(rank) + 2 * (kStaging + kChunk) + turn % 2 * output_;
+  }
+  /// In place of the input slots: three of half a chunk.
+  [[nodiscard]] constexpr size_t exchange(int rank, uint64_t turn) const {
+    static_assert(3 * kChunk / 2 <= 2 * kChunk);
+    return input(rank, 0) + turn % 3 * (kChunk / 2);
   }
 
  private:
