@@ -1,4 +1,4 @@
-"""all_reduce of float32 on two ranks of one host."""
+"""The collectives with float32 on two ranks of one host."""
 
 import json
 import os
@@ -7,7 +7,25 @@ import sys
 
 from harness import Case, Job, Replies
 
-SIZES = {"4KB": 4 << 10, "64KB": 64 << 10, "1MB": 1 << 20, "100MB": 100 << 20}
+SIZES = {
+    "4KB": 4 << 10,
+    "16KB": 16 << 10,
+    "64KB": 64 << 10,
+    "256KB": 256 << 10,
+    "1MB": 1 << 20,
+    "4MB": 4 << 20,
+    "100MB": 100 << 20,
+}
+OPERATIONS = {
+    "all_reduce": list(SIZES),
+    "broadcast": ["4KB", "64KB", "1MB", "100MB"],
+    "all_gather": ["4KB", "64KB", "1MB", "100MB"],
+    "reduce_scatter": ["4KB", "64KB", "1MB", "100MB"],
+    "all_to_all": ["4KB", "64KB", "1MB", "100MB"],
+    "reduce": ["1MB"],
+    "gather": ["1MB"],
+    "scatter": ["1MB"],
+}
 RANKS = 2
 ROUND_SECONDS = 0.3
 
@@ -35,45 +53,49 @@ class MpiJob:
 
 
 class Side:
-    """One side of a case, with as many operations per round as fill it."""
+    """One side of a case, with as many repetitions per round as fill it."""
 
-    def __init__(self, job, size):
+    def __init__(self, job, operation, size):
         self._job = job
-        self._size = size
+        self._work = f"{operation} {SIZES[size]}"
         self.wrong = False
         seconds = self._ask(3).slowest("s")
-        self._operations = min(max(int(ROUND_SECONDS / seconds), 3), 20_000)
+        self._count = min(max(int(ROUND_SECONDS / seconds), 3), 20_000)
 
-    def _ask(self, operations):
-        replies = self._job.ask(f"{self._size} {operations}")
+    def _ask(self, count):
+        replies = self._job.ask(f"{self._work} {count}")
         self.wrong |= not all(reply["correct"] for reply in replies)
         return replies
 
     def __call__(self):
-        return self._ask(self._operations).slowest("us")
+        return self._ask(self._count).slowest("us")
 
 
 def cases(setup):
-    ours = Job([setup.program("bench_all_reduce")], RANKS)
+    ours = Job([setup.program("bench_collectives")], RANKS)
     gloo = Job(
-        [sys.executable, setup.peers / "all_reduce.py"],
+        [sys.executable, setup.peers / "collectives.py"],
         RANKS,
         {"GLOO_SOCKET_IFNAME": "lo"},
     )
     jobs = {"gloo": gloo}
     if mpi := setup.optional_program(
-        "peer_all_reduce_mpi", "openmpi is left out: MPI was not found"
+        "peer_collectives_mpi", "openmpi is left out: MPI was not found"
     ):
         jobs["openmpi"] = MpiJob(mpi)
     with ours, gloo:
-        for label, size in SIZES.items():
-            side = Side(ours, size)
-            peers = {name: Side(job, size) for name, job in jobs.items()}
+        for operation, sizes in OPERATIONS.items():
+            for size in sizes:
+                yield case(f"{operation}/{size}/{RANKS}ranks", operation, size, ours, jobs)
 
-            def check(sides={"ours": side, **peers}):
-                wrong = [name for name, side in sides.items() if side.wrong]
-                return f"wrong sums from {wrong}" if wrong else None
 
-            yield Case(
-                f"all_reduce/{label}/{RANKS}ranks", "time", "us", side, peers, check
-            )
+def case(name, operation, size, ours, jobs):
+    side = Side(ours, operation, size)
+    peers = {name: Side(job, operation, size) for name, job in jobs.items()}
+
+    def check():
+        sides = {"ours": side, **peers}
+        wrong = [name for name, side in sides.items() if side.wrong]
+        return f"wrong results from {wrong}" if wrong else None
+
+    return Case(name, "time", "us", side, peers, check)

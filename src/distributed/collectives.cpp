@@ -249,6 +249,9 @@ struct CopyBack {
 
 /// The tensor itself where its memory holds its values in order, else a copy.
 at::Tensor contiguous(const at::Tensor& tensor) {
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
+    return tensor;
+  }
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 

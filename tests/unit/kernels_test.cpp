@@ -379,6 +379,31 @@ TEST_P(TwoRanksKernels, ExchangeReducesAndMovesTheRest) {
   }
 }
 
+TEST(TwoRanksKernels, TradeMovesBothLengths) {
+  torch::manual_seed(3);
+  const auto given = torch::randint(256, {1000}, torch::kByte);
+  const auto taken = torch::randint(256, {1000}, torch::kByte);
+  for (const int64_t give : {0, 1, 63, 64, 130, 1000}) {
+    for (const int64_t take : {0, 1, 64, 65, 512, 999}) {
+      for (const size_t shift : {0, 1, 3}) {
+        Stretch give_from(given.narrow(0, 0, give), shift);
+        Stretch take_from(taken.narrow(0, 0, take), shift);
+        Stretch give_to(static_cast<size_t>(give), shift);
+        Stretch take_to(static_cast<size_t>(take), shift);
+        kernels::trade({.give_to = give_to.data(),
+                        .give_from = give_from.data(),
+                        .give_bytes = static_cast<size_t>(give),
+                        .take_to = take_to.data(),
+                        .take_from = take_from.data(),
+                        .take_bytes = static_cast<size_t>(take)});
+        EXPECT_TRUE(give_to.equals(given.narrow(0, 0, give)));
+        EXPECT_TRUE(take_to.equals(taken.narrow(0, 0, take)));
+      }
+    }
+  }
+  kernels::trade({});  // nothing to nowhere
+}
+
 TEST_P(TwoRanksKernels, AverageBothGivesBothTheAverage) {
   torch::manual_seed(2);
   const auto kernel = kernels::average_both_kernel(GetParam());

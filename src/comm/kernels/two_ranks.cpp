@@ -1,5 +1,6 @@
 #include "comm/kernels/two_ranks.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -56,6 +57,25 @@ template <class Op, class T>
   }
 }
 
+/// memcpy that accepts null pointers for nothing.
+inline void copy_rest(char* to, const char* from, size_t done, size_t bytes) {
+  if (done < bytes) std::memcpy(to + done, from + done, bytes - done);
+}
+
+[[gnu::always_inline]] inline void trade_loop(const Trade& t) {
+  const size_t both = std::min(t.give_bytes, t.take_bytes) / kLine * kLine;
+  for (size_t i = 0; i < both; i += kLine) {
+    __builtin_prefetch(t.give_from + i + kFarAhead, /*rw=*/0, /*locality=*/2);
+    __builtin_prefetch(t.give_to + i + kAhead, /*rw=*/1);
+    __builtin_prefetch(t.take_from + i + kAhead);
+    __builtin_prefetch(t.take_to + i + kAhead, /*rw=*/1);
+    std::memcpy(t.give_to + i, t.give_from + i, kLine);
+    std::memcpy(t.take_to + i, t.take_from + i, kLine);
+  }
+  copy_rest(t.give_to, t.give_from, both, t.give_bytes);
+  copy_rest(t.take_to, t.take_from, both, t.take_bytes);
+}
+
 template <class T>
 [[gnu::always_inline]] inline void average_both_loop(char* first,
                                                      char* second,
@@ -74,6 +94,10 @@ template <class T>
 template <class Op, class T>
 LOCKSTEP_AVX2_PREFETCHW void exchange_avx2(const Exchange& exchange) {
   exchange_loop<Op, T>(exchange);
+}
+
+LOCKSTEP_AVX2_PREFETCHW void trade_avx2(const Trade& trade) {
+  trade_loop(trade);
 }
 
 template <class T>
@@ -131,6 +155,13 @@ ExchangeKernel exchange_of(ReduceOp op) {
 }
 
 }  // namespace
+
+void trade(const Trade& trade) noexcept {
+#ifdef __x86_64__
+  if (has_avx2()) return trade_avx2(trade);
+#endif
+  trade_loop(trade);
+}
 
 ExchangeKernel exchange_kernel(ReduceOp op, c10::ScalarType dtype) noexcept {
   using enum c10::ScalarType;

@@ -13,11 +13,24 @@ namespace lockstep::comm::kernels {
 // waits for many of them at once when it asks for them early. So these ask
 // ahead, and up to four kilobytes beyond the ends, which harms nothing.
 //
-// The stretches may start anywhere; their lengths are multiples of
-// kTwoRanksLine bytes. The results are the bits that `reduce` gives, except for
-// which NaN comes of two. Thread safe; they run in the caller.
+// The stretches may start anywhere; their lengths, but for Trade's, are
+// multiples of kTwoRanksLine bytes. The results are the bits that `reduce`
+// gives, except for which NaN comes of two. Thread safe; they run in the
+// caller.
 
 inline constexpr size_t kTwoRanksLine = 64;
+
+/// Copies what goes out and what comes in. Of any length; memory of length zero
+/// may be null.
+struct Trade {
+  char* give_to = nullptr;
+  const char* give_from = nullptr;
+  size_t give_bytes = 0;
+  char* take_to = nullptr;
+  const char* take_from = nullptr;
+  size_t take_bytes = 0;
+};
+void trade(const Trade& trade) noexcept;
 
 /// One step of an all-reduce: what the peer reduces goes out, the own part and
 /// the peer's both become their reduction, what the peer reduced comes in.

@@ -47,7 +47,7 @@ void broadcast(Channel& channel, const Call& call, char* data);
 /// `outputs[r]` becomes rank r's `input`; the own one may be `input` itself.
 void all_gather(Channel& channel,
                 const Call& call,
-                const char* input,
+                char* input,
                 const std::vector<char*>& outputs);
 
 /// Reduces all ranks' `inputs[r]` into rank r's `output`, which may be its own

@@ -13,7 +13,7 @@ void all_reduce_small(Channel& channel, const Call& call, char* data) {
   channel.begin(call.fingerprint, call.timeout);
   Sources sources;
   for (int r = 0; r < channel.size(); ++r) {
-    sources.push_back(channel.staging(r));
+    sources.push_back(r == channel.rank() ? data : channel.staging(r));
   }
   kernels::reduce(call.op(),
                   call.dtype(),

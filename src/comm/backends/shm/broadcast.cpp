@@ -1,5 +1,6 @@
 #include "comm/backends/shm/algorithms.h"
 #include "comm/backends/shm/chunks.h"
+#include "comm/backends/shm/transfer.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -12,34 +13,27 @@ void broadcast_small(Channel& channel, const Call& call, char* data) {
 }
 
 void broadcast_large(Channel& channel, const Call& call, char* data) {
-  const bool is_root = channel.rank() == call.root();
-  const size_t element = call.element_size();
-  const size_t chunks = ceil_div(call.bytes(), Layout::kChunk);
   channel.begin(call.fingerprint, call.timeout);
-  for (size_t i = 0; i < chunks + 1; ++i) {
-    if (is_root && i < chunks) {
-      const Range chunk = part(call.numel(), chunks, i, element);
-      copy(channel.input(call.root(), i),
-           data + chunk.start * element,
-           chunk.count * element);
-    }
-    if (!is_root && i >= 1) {
-      const Range chunk = part(call.numel(), chunks, i - 1, element);
-      copy(data + chunk.start * element,
-           channel.input(call.root(), i - 1),
-           chunk.count * element);
-    }
-    if (i < chunks) channel.step();
+  const auto ranks = static_cast<size_t>(channel.size());
+  const Stretch whole{data, call.bytes()};
+  std::vector<Stretch> sends(ranks);
+  std::vector<Stretch> receives(ranks);
+  if (channel.rank() == call.root()) {
+    sends.assign(ranks, whole);
+  } else {
+    receives[static_cast<size_t>(call.root())] = whole;
   }
+  transfer(channel, sends, receives, Slots::kOneForAll, call.bytes());
 }
 
 }  // namespace
 
 void broadcast(Channel& channel, const Call& call, char* data) {
   if (call.bytes() <= Layout::kStaging) {
-    return broadcast_small(channel, call, data);
+    broadcast_small(channel, call, data);
+  } else {
+    broadcast_large(channel, call, data);
   }
-  broadcast_large(channel, call, data);
 }
 
 }  // namespace lockstep::comm::shm

@@ -59,10 +59,10 @@ class Layout {
     return static_cast<size_t>(rank) * sizeof(RankControl);
   }
   [[nodiscard]] constexpr size_t staging(int rank, uint64_t turn) const {
-    return slots(rank) + turn % 2 * kStaging;
+    return slots(place(rank, turn)) + turn % 2 * kStaging;
   }
   [[nodiscard]] constexpr size_t input(int rank, uint64_t turn) const {
-    return slots(rank) + 2 * kStaging + turn % 2 * kChunk;
+    return slots(place(rank, turn)) + 2 * kStaging + turn % 2 * kChunk;
   }
   [[nodiscard]] constexpr size_t output(int rank, uint64_t turn) const {
     return slots(rank) + 2 * (kStaging + kChunk) + turn % 2 * output_;
@@ -70,12 +70,17 @@ class Layout {
   /// In place of the input slots: three of half a chunk.
   [[nodiscard]] constexpr size_t exchange(int rank, uint64_t turn) const {
     static_assert(3 * kChunk / 2 <= 2 * kChunk);
-    return input(rank, 0) + turn % 3 * (kChunk / 2);
+    return slots(rank) + 2 * kStaging + turn % 3 * (kChunk / 2);
   }
 
  private:
   static constexpr size_t round_up(size_t bytes) {
     return (bytes + kLine - 1) / kLine * kLine;
+  }
+  /// Whose place a rank's slots are in. Two ranks trade places whenever they
+  /// use the slots again: a core writes fastest where it read last.
+  [[nodiscard]] constexpr int place(int rank, uint64_t turn) const {
+    return ranks_ == 2 ? rank ^ static_cast<int>(turn / 2 % 2) : rank;
   }
   [[nodiscard]] constexpr size_t per_rank() const {
     return 2 * (kStaging + kChunk + output_);

@@ -1,136 +1,104 @@
-#include "comm/backends/shm/algorithms.h"
+#include "comm/backends/shm/transfer.h"
+
 #include "comm/backends/shm/chunks.h"
+#include "comm/kernels/two_ranks.h"
 
 namespace lockstep::comm::shm {
 namespace {
 
-/// Stretches of different contents from rank to rank, each through the slot of
-/// the rank that it comes from.
 class Transfer {
  public:
-  /// `destinations`: to how many ranks one rank sends, 1 or all.
   Transfer(Channel& channel,
            const std::vector<Stretch>& sends,
            const std::vector<Stretch>& receives,
-           size_t destinations)
+           Slots slots)
       : channel_(channel),
         sends_(sends),
         receives_(receives),
-        destinations_(destinations),
-        own_(static_cast<size_t>(channel.rank())) {}
+        own_(static_cast<size_t>(channel.rank())),
+        one_for_all_(slots == Slots::kOneForAll || sends.size() == 2),
+        stride_(one_for_all_ ? Layout::kChunk
+                             : Layout::kChunk / sends.size() / Layout::kLine *
+                                   Layout::kLine) {}
 
-  void run(const Call& call, size_t longest) {
-    copy(receives_[own_].data,
-         sends_[own_].data,
-         receives_[own_].data == sends_[own_].data ? 0 : sends_[own_].bytes);
-    if (longest * destinations_ <= Layout::kStaging) {
-      give(channel_.next_staging(), 0, longest);
-      channel_.begin(call.fingerprint, call.timeout);
-      take([&](int r) { return channel_.staging(r); }, 0, longest);
-      return;
-    }
-    const size_t stride =
-        Layout::kChunk / destinations_ / Layout::kLine * Layout::kLine;
-    const size_t chunks = ceil_div(longest, stride);
-    channel_.begin(call.fingerprint, call.timeout);
+  void run(size_t longest) const {
+    const size_t chunks = ceil_div(longest, stride_);
     for (size_t i = 0; i < chunks + 1; ++i) {
-      if (i < chunks) {
-        give(channel_.input(channel_.rank(), i), i * stride, stride);
-      }
-      if (i >= 1) {
-        take([&](int r) -> const char* { return channel_.input(r, i - 1); },
-             (i - 1) * stride,
-             stride);
+      if (sends_.size() == 2) {
+        give_and_take(i, chunks);
+      } else {
+        if (i < chunks) give(i);
+        if (i >= 1) take(i - 1);
       }
       if (i < chunks) channel_.step();
     }
   }
 
  private:
-  /// Where in a slot that which goes to `rank` lies.
-  [[nodiscard]] size_t place(size_t rank, size_t stride) const {
-    return destinations_ == 1 ? 0 : rank * stride;
+  /// Chunk i of a stretch; empty beyond its end.
+  [[nodiscard]] Stretch chunk(const Stretch& whole, size_t i) const {
+    const size_t start = std::min(i * stride_, whole.bytes);
+    return {whole.data + start, std::min(stride_, whole.bytes - start)};
+  }
+  /// What rank `from` gives to rank `to` of chunk i.
+  [[nodiscard]] char* slot(size_t from, size_t to, size_t i) const {
+    return channel_.input(static_cast<int>(from), i) +
+           (one_for_all_ ? 0 : to * stride_);
   }
 
-  static size_t left(const Stretch& stretch, size_t start, size_t stride) {
-    return start < stretch.bytes ? std::min(stride, stretch.bytes - start) : 0;
-  }
-
-  void give(char* slot, size_t start, size_t stride) const {
+  void give(size_t i) const {
     for (size_t r = 0; r < sends_.size(); ++r) {
-      const size_t bytes = left(sends_[r], start, stride);
-      if (r == own_ || bytes == 0) continue;
-      copy(slot + place(r, stride), sends_[r].data + start, bytes);
+      const Stretch from = chunk(sends_[r], i);
+      if (r == own_ || from.bytes == 0) continue;
+      copy(slot(own_, r, i), from.data, from.bytes);
+      if (one_for_all_) break;
     }
   }
 
-  template <class Slot>
-  void take(Slot slot, size_t start, size_t stride) const {
+  void take(size_t i) const {
     for (size_t r = 0; r < receives_.size(); ++r) {
-      const size_t bytes = left(receives_[r], start, stride);
-      if (r == own_ || bytes == 0) continue;
-      copy(receives_[r].data + start,
-           slot(static_cast<int>(r)) + place(own_, stride),
-           bytes);
+      const Stretch to = chunk(receives_[r], i);
+      if (r == own_ || to.bytes == 0) continue;
+      copy(to.data, slot(r, own_, i), to.bytes);
     }
+  }
+
+  /// Gives chunk i and takes the one before at the same time, in a group of
+  /// two.
+  void give_and_take(size_t i, size_t chunks) const {
+    const size_t peer = 1 - own_;
+    kernels::Trade trade;
+    if (i < chunks) {
+      const Stretch from = chunk(sends_[peer], i);
+      trade.give_to = slot(own_, peer, i);
+      trade.give_from = from.data;
+      trade.give_bytes = from.bytes;
+    }
+    if (i >= 1) {
+      const Stretch to = chunk(receives_[peer], i - 1);
+      trade.take_to = to.data;
+      trade.take_from = slot(peer, own_, i - 1);
+      trade.take_bytes = to.bytes;
+    }
+    kernels::trade(trade);
   }
 
   Channel& channel_;
   const std::vector<Stretch>& sends_;
   const std::vector<Stretch>& receives_;
-  size_t destinations_;
   size_t own_;
+  bool one_for_all_;  ///< so it is, too, where only one other reads it
+  size_t stride_;
 };
 
 }  // namespace
 
-void gather(Channel& channel,
-            const Call& call,
-            char* input,
-            const std::vector<char*>& outputs) {
-  const auto ranks = static_cast<size_t>(channel.size());
-  std::vector<Stretch> sends(ranks);
-  std::vector<Stretch> receives(ranks);
-  sends[static_cast<size_t>(call.root())] = {input, call.bytes()};
-  for (size_t r = 0; r < outputs.size(); ++r) {
-    receives[r] = {outputs[r], call.bytes()};
-  }
-  Transfer(channel, sends, receives, 1).run(call, call.bytes());
-}
-
-void scatter(Channel& channel,
-             const Call& call,
-             const std::vector<char*>& inputs,
-             char* output) {
-  const auto ranks = static_cast<size_t>(channel.size());
-  std::vector<Stretch> sends(ranks);
-  std::vector<Stretch> receives(ranks);
-  for (size_t r = 0; r < inputs.size(); ++r) {
-    sends[r] = {inputs[r], call.bytes()};
-  }
-  receives[static_cast<size_t>(call.root())] = {output, call.bytes()};
-  Transfer(channel, sends, receives, ranks).run(call, call.bytes());
-}
-
-void all_to_all(Channel& channel,
-                const Call& call,
-                const std::vector<Stretch>& sends,
-                const std::vector<Stretch>& receives) {
-  const auto ranks = static_cast<size_t>(channel.size());
-  const auto splits = splits_of(sends, receives);
-  static_assert(Layout::kStaging >= 2 * Layout::kMostRanks * sizeof(uint64_t));
-  copy(channel.next_staging(), splits.data(), splits.size() * sizeof splits[0]);
-  channel.begin(call.fingerprint, call.timeout);
-  const auto verdict =
-      compare_splits(channel.size(), call.element_size(), [&](int r) {
-        return reinterpret_cast<const uint64_t*>(channel.staging(r));
-      });
-  if (verdict.mismatch) {
-    auto context = channel.context();
-    context.peers = {verdict.mismatch->rank};
-    throw MismatchError(verdict.mismatch->text, std::move(context));
-  }
-  Transfer(channel, sends, receives, ranks).run(call, verdict.longest);
+void transfer(Channel& channel,
+              const std::vector<Stretch>& sends,
+              const std::vector<Stretch>& receives,
+              Slots slots,
+              size_t longest) {
+  Transfer(channel, sends, receives, slots).run(longest);
 }
 
 }  // namespace lockstep::comm::shm
