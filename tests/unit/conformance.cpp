@@ -1,0 +1,86 @@
+#include "unit/conformance.h"
+
+#include "comm/backend_registry.h"
+#include "lockstep/testing/run_ranks.h"
+
+namespace lockstep {
+namespace {
+
+Tensor whole(int rank, int64_t numel, c10::ScalarType dtype) {
+  const auto numbers = (at::arange(numel, at::kLong) * 7 + rank * 3) % 9;
+  const bool has_negatives = dtype != at::kByte && dtype != at::kBool;
+  return has_negatives ? numbers - 4 : numbers;
+}
+
+}  // namespace
+
+Tensor input_of(int rank, int64_t numel, c10::ScalarType dtype) {
+  return whole(rank, numel, dtype).to(dtype);
+}
+
+Tensor reduced(ReduceOp op, int ranks, int64_t numel, c10::ScalarType dtype) {
+  auto result = whole(0, numel, dtype);
+  for (int rank = 1; rank < ranks; ++rank) {
+    const auto next = whole(rank, numel, dtype);
+    switch (op) {
+      case ReduceOp::SUM:
+      case ReduceOp::AVG:
+        result = result + next;
+        break;
+      case ReduceOp::PRODUCT:
+        result = result * next;
+        break;
+      case ReduceOp::MIN:
+        result = at::minimum(result, next);
+        break;
+      case ReduceOp::MAX:
+        result = at::maximum(result, next);
+        break;
+    }
+  }
+  if (op == ReduceOp::AVG) {
+    if (at::isIntegralType(dtype, /*includeBool=*/false)) {
+      return at::div(result, ranks, "trunc").to(dtype);
+    }
+    const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    return (result.to(wide) / ranks).to(dtype);
+  }
+  return result.to(dtype);
+}
+
+bool same(const Tensor& actual, const Tensor& expected) {
+  if (actual.scalar_type() == at::kFloat8_e4m3fn) {
+    return actual.view(at::kByte).equal(expected.view(at::kByte));
+  }
+  return actual.equal(expected);
+}
+
+std::vector<ConformanceCase> cases(const std::vector<int>& ranks) {
+  std::vector<ConformanceCase> result;
+  for (const auto& name : comm::available_backends()) {
+    if (name == "hybrid") continue;  // on one host it is shm
+    for (const int n : ranks) result.emplace_back(name, n);
+  }
+  return result;
+}
+
+void Conformance::run(const std::function<void(int rank)>& fn,
+                      std::chrono::milliseconds timeout) const {
+  testing::run_ranks(
+      ranks(), fn, {.backend = std::get<0>(GetParam()), .timeout = timeout});
+}
+
+std::string name_of(const ::testing::TestParamInfo<ConformanceCase>& info) {
+  return std::get<0>(info.param) + '_' +
+         std::to_string(std::get<1>(info.param));
+}
+
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         Conformance,
+                         ::testing::ValuesIn(cases({1, 2, 3, 5})),
+                         name_of);
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,93 @@
+#include "unit/conformance.h"
+
+namespace lockstep {
+namespace {
+
+TEST_P(Conformance, Reductions) {
+  const int n = ranks();
+  run([&](int rank) {
+    for (const auto dtype : kReducible) {
+      for (const auto op : kOps) {
+        for (const auto numel : kSizes) {
+          const std::string what = std::string(c10::toString(dtype)) +
+                                   " operation " +
+                                   std::to_string(static_cast<int>(op)) + ", " +
+                                   std::to_string(numel) + " elements";
+          const auto expected = reduced(op, n, numel, dtype);
+          auto tensor = input_of(rank, numel, dtype);
+          all_reduce(tensor, {.op = op});
+          EXPECT_SAME(tensor, expected, "all_reduce " + what);
+
+          const auto whole_expected = reduced(op, n, numel * n, dtype);
+          const auto chunk = whole_expected.narrow(0, rank * numel, numel);
+          const auto input = input_of(rank, numel * n, dtype);
+          auto output = at::zeros({numel}, dtype);
+          reduce_scatter_tensor(output, input, {.op = op});
+          EXPECT_SAME(output, chunk, "reduce_scatter_tensor " + what);
+
+          output.zero_();
+          reduce_scatter(
+              output,
+              numel > 0 ? input.split(numel) : std::vector<Tensor>(n, input),
+              {.op = op});
+          EXPECT_SAME(output, chunk, "reduce_scatter " + what);
+
+          const int dst = static_cast<int>(numel % n);
+          tensor = input_of(rank, numel, dtype);
+          reduce(tensor, {.dst = dst, .op = op});
+          EXPECT_SAME(tensor,
+                      rank == dst ? expected : input_of(rank, numel, dtype),
+                      "reduce " + what);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Conformance, BoolIsReducedByMinAndMax) {
+  const int n = ranks();
+  run([&](int rank) {
+    for (const auto op : {ReduceOp::MIN, ReduceOp::MAX}) {
+      // Of no rank, of rank 0 alone, of all ranks.
+      auto tensor = at::tensor({0, rank == 0 ? 1 : 0, 1}).to(at::kBool);
+      all_reduce(tensor, {.op = op});
+      const int one = op == ReduceOp::MAX || n == 1 ? 1 : 0;
+      EXPECT_SAME(tensor, at::tensor({0, one, 1}).to(at::kBool), "bool");
+    }
+  });
+}
+
+TEST_P(Conformance, ManyElements) {
+  constexpr int64_t kNumel = (1 << 20) + 3;
+  run([&](int rank) {
+    auto tensor = input_of(rank, kNumel, at::kFloat);
+    all_reduce(tensor);
+    EXPECT_SAME(tensor,
+                reduced(ReduceOp::SUM, ranks(), kNumel, at::kFloat),
+                "all_reduce");
+    auto root = input_of(rank, kNumel, at::kFloat);
+    broadcast(root, {.src = ranks() - 1});
+    EXPECT_SAME(root, input_of(ranks() - 1, kNumel, at::kFloat), "broadcast");
+    auto reduced_to = input_of(rank, kNumel, at::kFloat);
+    reduce(reduced_to, {.dst = ranks() - 1});
+    EXPECT_SAME(reduced_to,
+                rank == ranks() - 1
+                    ? reduced(ReduceOp::SUM, ranks(), kNumel, at::kFloat)
+                    : input_of(rank, kNumel, at::kFloat),
+                "reduce");
+  });
+}
+
+TEST_P(Conformance, AllRanksHoldTheSameBits) {
+  std::vector<Tensor> results(ranks());
+  run([&](int rank) {
+    // Thirds: their sum depends on the order in which it is taken.
+    auto tensor = (at::arange(1001, at::kFloat) + rank) / 3;
+    all_reduce(tensor, {.op = ReduceOp::AVG});
+    results[rank] = tensor;
+  });
+  for (const auto& result : results) EXPECT_TRUE(result.equal(results[0]));
+}
+
+}  // namespace
+}  // namespace lockstep
