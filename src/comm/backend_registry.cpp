@@ -3,7 +3,7 @@
 #include <map>
 #include <mutex>
 
-#include "comm/backends/gloo/gloo_backend.h"
+#include "comm/backends/gloo/connect.h"
 #include "comm/backends/shm/shm_backend.h"
 #include "comm/liveness.h"
 #include "lockstep/core/error.h"

@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
-#include "comm/backends/gloo/gloo_backend.h"
+#include "comm/backends/gloo/connect.h"
 #include "comm/backends/gloo/network.h"
 #include "lockstep/core/error.h"
 

@@ -1,11 +1,11 @@
-#include "comm/backends/gloo/transport.h"
+#include "comm/backends/carried/transport.h"
 
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <chrono>
 
-namespace lockstep::comm::gloo {
+namespace lockstep::comm::carried {
 namespace {
 
 using namespace std::chrono_literals;
@@ -44,12 +44,12 @@ void Transport::exchange(Channel channel,
     for (const auto& message : receives) {
       if (message.bytes == 0) continue;
       auto tensor = as_tensor(message);
-      (next++)->work = gloo_->recv(tensor, message.peer, channel);
+      (next++)->work = carrier_->recv(tensor, message.peer, channel);
     }
     for (const auto& message : sends) {
       if (message.bytes == 0) continue;
       auto tensor = as_tensor(message);
-      (next++)->work = gloo_->send(tensor, message.peer, channel);
+      (next++)->work = carrier_->send(tensor, message.peer, channel);
     }
     {
       const std::lock_guard lock(mutex_);
@@ -92,7 +92,7 @@ void Transport::interrupt() {
 }
 
 void Transport::close() {
-  gloo_.reset();
+  carrier_.reset();
 }
 
-}  // namespace lockstep::comm::gloo
+}  // namespace lockstep::comm::carried

@@ -1,4 +1,4 @@
-#include "comm/backends/gloo/algorithms.h"
+#include "comm/backends/carried/algorithms.h"
 
 #include <ATen/ops/empty.h>
 
@@ -7,7 +7,7 @@
 #include "comm/kernels/reduce.h"
 #include "lockstep/core/error.h"
 
-namespace lockstep::comm::gloo {
+namespace lockstep::comm::carried {
 namespace {
 
 // Up to this size the direct way, in which a byte travels more often but there
@@ -347,4 +347,4 @@ void Algorithms::all_to_all(const std::vector<Stretch>& sends,
       deadline);
 }
 
-}  // namespace lockstep::comm::gloo
+}  // namespace lockstep::comm::carried

@@ -7,7 +7,7 @@
 
 #include "lockstep/core/error.h"
 
-namespace lockstep::comm::gloo {
+namespace lockstep::comm::carried {
 
 /// An operation in the backend's queue. Its future holds the output tensors.
 class QueuedWork final : public c10d::Work {
@@ -38,4 +38,4 @@ class QueuedWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-}  // namespace lockstep::comm::gloo
+}  // namespace lockstep::comm::carried

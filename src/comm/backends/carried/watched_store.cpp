@@ -1,10 +1,10 @@
-#include "comm/backends/gloo/watched_store.h"
+#include "comm/backends/carried/watched_store.h"
 
 #include <thread>
 
 #include "core/clock.h"
 
-namespace lockstep::comm::gloo {
+namespace lockstep::comm::carried {
 
 WatchedStore::WatchedStore(std::string prefix,
                            c10::intrusive_ptr<c10d::Store> store,
@@ -50,4 +50,4 @@ void WatchedStore::wait(const std::vector<std::string>& keys,
   }
 }
 
-}  // namespace lockstep::comm::gloo
+}  // namespace lockstep::comm::carried

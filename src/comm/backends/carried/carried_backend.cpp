@@ -1,15 +1,12 @@
-#include "comm/backends/gloo/gloo_backend.h"
+#include "comm/backends/carried/carried_backend.h"
 
 #include <condition_variable>
 #include <deque>
 #include <thread>
 
-#include "comm/backends/gloo/algorithms.h"
-#include "comm/backends/gloo/network.h"
-#include "comm/backends/gloo/process_group_gloo.h"
-#include "comm/backends/gloo/transport.h"
-#include "comm/backends/gloo/watched_store.h"
-#include "comm/backends/gloo/work.h"
+#include "comm/backends/carried/algorithms.h"
+#include "comm/backends/carried/transport.h"
+#include "comm/backends/carried/work.h"
 #include "comm/fingerprint.h"
 #include "comm/kernels/reduce.h"
 #include "comm/liveness.h"
@@ -19,32 +16,13 @@
 #include "core/env.h"
 #include "lockstep/core/error.h"
 
-namespace lockstep::comm::gloo {
+namespace lockstep::comm::carried {
 namespace {
 
 using namespace std::chrono_literals;
 
-// How long the verdict on a dead peer may take after Gloo lost a connection.
-constexpr std::chrono::milliseconds kVerdictTime = 1s;
-
 // How long a peer that is alive may take to say how far it has come.
 constexpr std::chrono::milliseconds kAnswerTime = 500ms;
-
-/// Throws what liveness has to say about the ranks, if that comes within
-/// `limit`.
-void throw_verdict(const Liveness& liveness,
-                   const std::vector<int>& waiting_for,
-                   const ErrorContext& context,
-                   std::chrono::milliseconds limit) {
-  const Deadline deadline(limit);
-  for (;;) {
-    // First: who gave up may have left since.
-    if (auto timed_out = liveness.timed_out(context)) throw *timed_out;
-    if (auto lost = liveness.peer_lost(waiting_for, context)) throw *lost;
-    if (deadline.passed()) return;
-    std::this_thread::sleep_for(1ms);
-  }
-}
 
 std::string list_of(const std::vector<int>& ranks) {
   if (ranks.empty()) return "the other ranks";
@@ -55,15 +33,17 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
-class GlooBackend final : public c10d::Backend {
+class CarriedBackend final : public c10d::Backend {
  public:
-  GlooBackend(const BackendContext& context,
-              c10::intrusive_ptr<c10d::Backend> gloo)
+  CarriedBackend(std::string name,
+                 const BackendContext& context,
+                 c10::intrusive_ptr<c10d::Backend> carrier)
       : Backend(context.rank, context.world_size),
+        name_(std::move(name)),
         context_(context),
         check_(env::get_bool("LOCKSTEP_CHECK").value_or(true)),
         timeout_(context.timeout),
-        transport_(std::move(gloo)),
+        transport_(std::move(carrier)),
         algorithms_(transport_, rank_, size_, [this] { return given_up(); }),
         worker_([this] { work_off_queue(); }) {
     if (context_.liveness) {
@@ -72,9 +52,9 @@ class GlooBackend final : public c10d::Backend {
     }
   }
 
-  ~GlooBackend() override { stop(); }
+  ~CarriedBackend() override { stop(); }
 
-  const std::string getBackendName() const override { return "gloo"; }
+  const std::string getBackendName() const override { return name_; }
 
   void setTimeout(std::chrono::milliseconds timeout) override {
     timeout_.store(timeout);
@@ -307,7 +287,7 @@ class GlooBackend final : public c10d::Backend {
   [[nodiscard]] ErrorContext error_context(Operation operation) const {
     return {.operation = name(operation),
             .group = context_.group_name,
-            .backend = "gloo",
+            .backend = name_,
             .rank = rank_,
             .world_size = size_};
   }
@@ -335,12 +315,12 @@ class GlooBackend final : public c10d::Backend {
     return tensors[0];
   }
 
-  static void check_tensor(const at::Tensor& tensor) {
+  void check_tensor(const at::Tensor& tensor) const {
     if (!tensor.is_cpu() || tensor.layout() != at::kStrided ||
         !tensor.is_contiguous()) {
-      throw InvalidArgument(
-          "backend gloo needs contiguous dense tensors on the CPU; call "
-          ".cpu().contiguous()");
+      throw InvalidArgument("backend " + name_ +
+                            " needs contiguous dense tensors on the CPU; call "
+                            ".cpu().contiguous()");
     }
   }
 
@@ -389,7 +369,8 @@ class GlooBackend final : public c10d::Backend {
     return parts;
   }
 
-  static Fingerprint of_tensor(Operation operation, const at::Tensor& tensor) {
+  [[nodiscard]] Fingerprint of_tensor(Operation operation,
+                                      const at::Tensor& tensor) const {
     check_tensor(tensor);
     return fingerprint(operation, tensor);
   }
@@ -407,7 +388,7 @@ class GlooBackend final : public c10d::Backend {
     return result;
   }
 
-  static ReduceOp to_reduce_op(const c10d::ReduceOp& op) {
+  [[nodiscard]] ReduceOp to_reduce_op(const c10d::ReduceOp& op) const {
     switch (op) {
       case c10d::ReduceOp::SUM:
         return ReduceOp::SUM;
@@ -420,9 +401,8 @@ class GlooBackend final : public c10d::Backend {
       case c10d::ReduceOp::MAX:
         return ReduceOp::MAX;
       default:
-        throw Unsupported(
-            "backend gloo reduces with SUM, AVG, PRODUCT, MIN, "
-            "MAX");
+        throw Unsupported("backend " + name_ +
+                          " reduces with SUM, AVG, PRODUCT, MIN, MAX");
     }
   }
 
@@ -486,7 +466,7 @@ class GlooBackend final : public c10d::Backend {
   }
 
   void work_off_queue() {
-    const BlockSigpipe block;  // Gloo writes in this thread, too
+    const BlockSigpipe block;  // the carrier may write here, too
     std::exception_ptr failure;
     for (;;) {
       Queued next;
@@ -549,7 +529,7 @@ class GlooBackend final : public c10d::Backend {
     if (aborted_.load()) {
       throw BackendError("the group was aborted", std::move(context));
     }
-    // Gloo sees a lost connection before the death is on record.
+    // The carrier may see a death before it is on record.
     if (context_.liveness) {
       throw_verdict(*context_.liveness,
                     context.peers,
@@ -557,8 +537,7 @@ class GlooBackend final : public c10d::Backend {
                     deadline.passed() ? 0ms : kVerdictTime);
     }
     if (deadline.passed()) throw_timeout(std::move(context));
-    throw BackendError(std::string("Gloo failed: ") + error.what(),
-                       std::move(context));
+    throw BackendError(name_ + " failed: " + error.what(), std::move(context));
   }
 
   /// Names whom an operation waited for until its deadline: who does not
@@ -612,11 +591,13 @@ class GlooBackend final : public c10d::Backend {
     try {
       algorithms_.compare({.operation = Operation::kDestroyProcessGroup},
                           Deadline(kFarewellTime));
+      transport_.shutdown();
     } catch (const std::exception&) {
       return;
     }
   }
 
+  const std::string name_;
   const BackendContext context_;
   const bool check_;
   std::atomic<std::chrono::milliseconds> timeout_;
@@ -636,53 +617,27 @@ class GlooBackend final : public c10d::Backend {
   std::thread worker_;
 };
 
-// Part of c10d's own key chain: a Python rank looks under the device's name.
-constexpr const char* kPrefix = "cpu/";
+}  // namespace
 
-c10::intrusive_ptr<c10d::Backend> connect(
-    const c10::intrusive_ptr<c10d::Store>& store,
+c10::intrusive_ptr<c10d::Backend> make_carried_backend(
+    const std::string& name,
     const BackendContext& context,
-    std::optional<bool> one_host) {
-  const auto endpoint = choose_endpoint(context.store, one_host);
-  return make_process_group_gloo(store,
-                                 context.rank,
-                                 context.world_size,
-                                 context.timeout,
-                                 endpoint.interfaces,
-                                 endpoint.address);
+    c10::intrusive_ptr<c10d::Backend> carrier) {
+  return c10::make_intrusive<CarriedBackend>(name, context, std::move(carrier));
 }
 
-c10::intrusive_ptr<c10d::Backend> connect_watched(
-    const BackendContext& context) {
-  const ErrorContext error = {.operation = "init_process_group",
-                              .group = context.group_name,
-                              .backend = "gloo",
-                              .rank = context.rank,
-                              .world_size = context.world_size};
-  const auto& liveness = context.liveness;
-  const auto store = c10::make_intrusive<WatchedStore>(
-      kPrefix, context.store, liveness, context.created_by.remaining(), error);
-  try {
-    return connect(store, context, liveness->single_host());
-  } catch (const InvalidArgument&) {
-    throw;
-  } catch (const std::exception&) {
-    // The store or a connection may have been lost through a death.
-    throw_verdict(*liveness, {}, error, kVerdictTime);
-    throw;
+void throw_verdict(const Liveness& liveness,
+                   const std::vector<int>& waiting_for,
+                   const ErrorContext& context,
+                   std::chrono::milliseconds limit) {
+  const Deadline deadline(limit);
+  for (;;) {
+    // First: who gave up may have left since.
+    if (auto timed_out = liveness.timed_out(context)) throw *timed_out;
+    if (auto lost = liveness.peer_lost(waiting_for, context)) throw *lost;
+    if (deadline.passed()) return;
+    std::this_thread::sleep_for(1ms);
   }
 }
 
-}  // namespace
-
-c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
-  auto gloo = context.liveness ? connect_watched(context)
-                               : connect(c10::make_intrusive<c10d::PrefixStore>(
-                                             kPrefix, context.store),
-                                         context,
-                                         std::nullopt);
-  if (context.interop) return gloo;
-  return c10::make_intrusive<GlooBackend>(context, std::move(gloo));
-}
-
-}  // namespace lockstep::comm::gloo
+}  // namespace lockstep::comm::carried

@@ -5,12 +5,12 @@
 #include <functional>
 #include <vector>
 
-#include "comm/backends/gloo/transport.h"
+#include "comm/backends/carried/transport.h"
 #include "comm/fingerprint.h"
 #include "comm/splits.h"
 #include "core/clock.h"
 
-namespace lockstep::comm::gloo {
+namespace lockstep::comm::carried {
 
 /// How long a rank that is done waits for the others before it closes its
 /// connections: what it sent may still be under way to them.
@@ -122,4 +122,4 @@ class Algorithms {
   const std::function<bool()> give_up_;
 };
 
-}  // namespace lockstep::comm::gloo
+}  // namespace lockstep::comm::carried

@@ -1,6 +1,6 @@
-#include "comm/backends/gloo/work.h"
+#include "comm/backends/carried/work.h"
 
-namespace lockstep::comm::gloo {
+namespace lockstep::comm::carried {
 
 QueuedWork::QueuedWork(c10d::OpType type,
                        std::vector<at::Tensor> outputs,
@@ -36,4 +36,4 @@ void QueuedWork::complete(const std::exception_ptr& error) {
   }
 }
 
-}  // namespace lockstep::comm::gloo
+}  // namespace lockstep::comm::carried

@@ -9,9 +9,10 @@
 
 #include "core/clock.h"
 
-namespace lockstep::comm::gloo {
+namespace lockstep::comm::carried {
 
-/// An exchange that did not come to its end. `what()` is Gloo's own text.
+/// An exchange that did not come to its end. `what()` is the carrier's own
+/// text.
 struct ExchangeError : std::runtime_error {
   ExchangeError(const std::string& text, std::vector<int> missing_ranks)
       : runtime_error(text), missing(std::move(missing_ranks)) {}
@@ -19,8 +20,9 @@ struct ExchangeError : std::runtime_error {
   std::vector<int> missing;  ///< ranks whose messages are outstanding
 };
 
-/// Moves bytes between ranks with Gloo's send and receive. These, unlike Gloo's
-/// collectives, can be woken at any time, and need no hop to another thread.
+/// Moves bytes between ranks with the send and recv of a backend, the carrier.
+/// These, unlike collectives, can be woken at any time: `wait` of their works
+/// returns false after `abort`, and the message goes on.
 ///
 /// Thread safety: `interrupt` from any thread, the rest from one.
 class Transport {
@@ -33,8 +35,8 @@ class Transport {
   /// Messages of different channels never meet.
   enum Channel : int { kData, kControl };
 
-  explicit Transport(c10::intrusive_ptr<c10d::Backend> gloo)
-      : gloo_(std::move(gloo)) {}
+  explicit Transport(c10::intrusive_ptr<c10d::Backend> carrier)
+      : carrier_(std::move(carrier)) {}
 
   /// Sends and receives at the same time; messages of no bytes are left out.
   /// Both ends of a message name the same size. `give_up` is asked at the
@@ -49,6 +51,9 @@ class Transport {
   /// Wakes a waiting `exchange` so that it asks `give_up`.
   void interrupt();
 
+  /// All ranks are done with the carrier.
+  void shutdown() { carrier_->shutdown(); }
+
   /// Closes all connections; peers that wait for this rank see it.
   void close();
 
@@ -58,9 +63,9 @@ class Transport {
     c10::intrusive_ptr<c10d::Work> work;  ///< null: could not be posted
   };
 
-  c10::intrusive_ptr<c10d::Backend> gloo_;
+  c10::intrusive_ptr<c10d::Backend> carrier_;
   std::mutex mutex_;
   std::vector<Pending> pending_;
 };
 
-}  // namespace lockstep::comm::gloo
+}  // namespace lockstep::comm::carried

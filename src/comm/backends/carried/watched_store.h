@@ -6,7 +6,7 @@
 #include "comm/liveness.h"
 #include "lockstep/core/error.h"
 
-namespace lockstep::comm::gloo {
+namespace lockstep::comm::carried {
 
 /// A PrefixStore whose waits for other ranks' keys end when one of them died.
 /// Their errors are PeerLost and TimeoutError with the given context.
@@ -32,4 +32,4 @@ class WatchedStore final : public c10d::PrefixStore {
   std::vector<int> peers_;
 };
 
-}  // namespace lockstep::comm::gloo
+}  // namespace lockstep::comm::carried
