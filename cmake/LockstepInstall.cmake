@@ -6,6 +6,11 @@ set_target_properties(lockstep PROPERTIES
   INSTALL_RPATH "$ORIGIN;${TORCH_INSTALL_PREFIX}/lib")
 install(TARGETS lockstep EXPORT LockstepTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET lockstep_mpi)
+  set_target_properties(lockstep_mpi PROPERTIES
+    INSTALL_RPATH "${TORCH_INSTALL_PREFIX}/lib")
+  install(TARGETS lockstep_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY include/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION ${package_dir})

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "comm/backends/gloo/connect.h"
+#include "comm/backends/mpi/mpi_backend.h"
 #include "comm/backends/shm/shm_backend.h"
 #include "comm/liveness.h"
 #include "lockstep/core/error.h"
@@ -23,6 +24,9 @@ struct Registry {
       {"shm", shm::create},
 #ifdef LOCKSTEP_WITH_GLOO
       {"gloo", gloo::create},
+#endif
+#ifdef LOCKSTEP_WITH_MPI
+      {"mpi", mpi::create},
 #endif
   };
 };
@@ -71,7 +75,24 @@ void check_backend(const std::string& name) {
         listed(names);
   }
 #endif
+#ifndef LOCKSTEP_WITH_MPI
+  if (name == "mpi") {
+    text =
+        "backend \"mpi\" was not built: configure with "
+        "-DLOCKSTEP_WITH_MPI=ON where MPI is installed; built are " +
+        listed(names);
+  }
+#endif
   throw InvalidArgument(text);
+}
+
+std::optional<rendezvous::Assigned> assigned_by(
+    [[maybe_unused]] const std::string& name,
+    [[maybe_unused]] const Deadline& deadline) {
+#ifdef LOCKSTEP_WITH_MPI
+  if (name == "mpi") return mpi::assigned(deadline);
+#endif
+  return std::nullopt;
 }
 
 c10::intrusive_ptr<c10d::Backend> create_backend(

@@ -3,12 +3,14 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "core/clock.h"
+#include "rendezvous/assigned.h"
 
 namespace lockstep::comm {
 
@@ -40,6 +42,11 @@ std::vector<std::string> available_backends();
 /// Throws InvalidArgument that lists the backends built when `name` is unknown,
 /// and names the build option when it was turned off.
 void check_backend(const std::string& name);
+
+/// What the backend itself, of a name that was checked, says about this
+/// process; nothing where it knows nothing. May block until `deadline`.
+std::optional<rendezvous::Assigned> assigned_by(const std::string& name,
+                                                const Deadline& deadline);
 
 /// Collective over the context's ranks. Throws as `check_backend` does.
 c10::intrusive_ptr<c10d::Backend> create_backend(const std::string& name,

@@ -168,8 +168,8 @@ std::shared_ptr<Group> make_group(const Joined& joined,
   return group;
 }
 
-/// The common part of both forms of init: `join(interop, deadline)` gives the
-/// store.
+/// The common part of both forms of init: `join(backend, interop, deadline)`
+/// gives the store.
 template <class Join>
 void form_group(const InitOptions& options, Join&& join) {
   ErrorContext context = {.operation = kOperation};
@@ -182,7 +182,7 @@ void form_group(const InitOptions& options, Join&& join) {
   const std::string backend = chosen_backend(options, interop);
   Joined joined;
   try {
-    joined = join(interop, deadline);
+    joined = join(backend, interop, deadline);
     context.rank = joined.rank;
     context.world_size = joined.world_size;
     auto group = make_group(joined, backend, timeout, deadline, interop);
@@ -200,9 +200,12 @@ void form_group(const InitOptions& options, Join&& join) {
 
 void init_process_group(const InitOptions& options) {
   refuse_second_init();
-  form_group(options, [&](bool interop, const Deadline& deadline) {
-    return rendezvous::join(options, interop, deadline);
-  });
+  form_group(
+      options,
+      [&](const std::string& backend, bool interop, const Deadline& deadline) {
+        return rendezvous::join(
+            options, comm::assigned_by(backend, deadline), interop, deadline);
+      });
 }
 
 void init_process_group(c10::intrusive_ptr<c10d::Store> store,
@@ -224,7 +227,7 @@ void init_process_group(c10::intrusive_ptr<c10d::Store> store,
                               std::to_string(*options.world_size),
                           context);
   }
-  form_group(options, [&](bool /*interop*/, const Deadline& /*deadline*/) {
+  form_group(options, [&](const auto&...) {
     return Joined{.store = std::move(store),
                   .rank = *options.rank,
                   .world_size = *options.world_size};

@@ -84,7 +84,8 @@ struct Place {
   }
 };
 
-Place find_place(const InitOptions& options) {
+Place find_place(const InitOptions& options,
+                 const std::optional<Assigned>& assigned) {
   Place place;
   place.url =
       parse_url(options.init_method.empty() ? "env://" : options.init_method);
@@ -98,6 +99,10 @@ Place find_place(const InitOptions& options) {
   world_size.take(options.world_size, "argument");
   world_size.take(place.url.world_size, "init_method");
   world_size.take(place.environment.world_size, place.environment.source);
+  if (assigned) {
+    rank.take(assigned->rank, assigned->source);
+    world_size.take(assigned->world_size, assigned->source);
+  }
   place.rank = rank.value();
   place.world_size = world_size.value();
   return place;
@@ -318,9 +323,10 @@ class StoreMaker {
 }  // namespace
 
 Joined join(const InitOptions& options,
+            const std::optional<Assigned>& assigned,
             bool interop,
             const Deadline& deadline) {
-  Place place = find_place(options);
+  Place place = find_place(options, assigned);
   check_place(place);
   Joined joined;
   joined.rank = *place.rank;

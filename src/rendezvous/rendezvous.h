@@ -6,6 +6,7 @@
 
 #include "core/clock.h"
 #include "lockstep/distributed/process_group.h"
+#include "rendezvous/assigned.h"
 
 namespace lockstep::rendezvous {
 
@@ -23,13 +24,17 @@ struct Joined {
   std::string place = {};
 };
 
-/// Finds the rank's place from arguments, URL and environment, and makes or
-/// joins the store. A world of one gets a store in memory. A store that this
-/// process has made or joined before is used again.
+/// Finds the rank's place from arguments, URL, environment and what the backend
+/// says (`assigned`), and makes or joins the store. A world of one gets a store
+/// in memory. A store that this process has made or joined before is used
+/// again.
 /// \throws InvalidArgument  settings that are wrong, missing (all are named) or
 ///     in conflict, before any use of the network
 /// \throws StoreError    port taken, host unknown, what listens is no store
 /// \throws TimeoutError  rank 0 was not there in time
-Joined join(const InitOptions& options, bool interop, const Deadline& deadline);
+Joined join(const InitOptions& options,
+            const std::optional<Assigned>& assigned,
+            bool interop,
+            const Deadline& deadline);
 
 }  // namespace lockstep::rendezvous

@@ -1,5 +1,6 @@
 """An outside project builds against the package and runs."""
 
+import functools
 import os
 import pathlib
 import re
@@ -28,20 +29,25 @@ class InstalledTree(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def check_consumer(self, build_type):
-        build = self.root / build_type
+    @classmethod
+    @functools.cache
+    def consumer(cls, build_type):
+        build = cls.root / build_type
         build_project(
             HERE / "consumer",
             build,
-            f"-DCMAKE_PREFIX_PATH={self.prefix}",
+            f"-DCMAKE_PREFIX_PATH={cls.prefix}",
             f"-DCMAKE_BUILD_TYPE={build_type}",
         )
+        return build / "consumer"
+
+    def check_consumer(self, build_type):
         output = run(
             self.prefix / "bin/lockstep",
             "run",
             "--nproc-per-node",
             2,
-            build / "consumer",
+            self.consumer(build_type),
         )
         self.assertEqual(output.count("sum 3"), 2, output)
 
@@ -50,6 +56,33 @@ class InstalledTree(unittest.TestCase):
 
     def test_release_consumer(self):
         self.check_consumer("Release")
+
+    @unittest.skipUnless(
+        BUILD.joinpath("lib/liblockstep_mpi.so").exists(), "MPI is not built"
+    )
+    def test_mpi_is_loaded_from_beside_the_library(self):
+        consumer = self.consumer("Release")
+        (library,) = self.prefix.rglob("liblockstep.so")
+        for file in (consumer, library):
+            self.assertNotIn("libmpi", run("ldd", file))
+        environment = {
+            "LOCKSTEP_BACKEND": "mpi",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+        command = ("mpirun", "--oversubscribe", "-n", 2, consumer)
+        output = run(*command, env=environment)
+        self.assertEqual(output.count("sum 3"), 2, output)
+
+        module = library.with_name("liblockstep_mpi.so")
+        module.rename(module.with_suffix(".away"))
+        try:
+            with self.assertRaises(AssertionError) as raised:
+                run(*command, env=environment)
+        finally:
+            module.with_suffix(".away").rename(module)
+        self.assertIn("liblockstep_mpi.so", str(raised.exception))
+        self.assertIn("LOCKSTEP_WITH_MPI=ON", str(raised.exception))
 
     def test_names_no_build_folder(self):
         # libtorch itself may lie in a virtual environment of the source tree.

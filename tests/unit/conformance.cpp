@@ -1,10 +1,32 @@
 #include "unit/conformance.h"
 
+#include <optional>
+
 #include "comm/backend_registry.h"
+#include "core/env.h"
+#include "distributed/lifetime.h"
 #include "lockstep/testing/run_ranks.h"
 
 namespace lockstep {
 namespace {
+
+/// Of the job that mpirun started, if it did.
+std::optional<int64_t> mpi_ranks() {
+  return env::get_int("OMPI_COMM_WORLD_SIZE");
+}
+
+void run_as_one_rank(const std::function<void(int rank)>& fn,
+                     const InitOptions& options) {
+  init_process_group(options);
+  try {
+    fn(get_rank());
+  } catch (const std::exception& error) {
+    distributed::fail_default_group(error.what());
+    destroy_process_group();
+    throw;
+  }
+  destroy_process_group();
+}
 
 Tensor whole(int rank, int64_t numel, c10::ScalarType dtype) {
   const auto numbers = (at::arange(numel, at::kLong) * 7 + rank * 3) % 9;
@@ -56,18 +78,33 @@ bool same(const Tensor& actual, const Tensor& expected) {
 }
 
 std::vector<ConformanceCase> cases(const std::vector<int>& ranks) {
+  if (const auto n = mpi_ranks()) return {{"mpi", static_cast<int>(*n)}};
   std::vector<ConformanceCase> result;
   for (const auto& name : comm::available_backends()) {
     if (name == "hybrid") continue;  // on one host it is shm
+    if (name == "mpi") continue;
     for (const int n : ranks) result.emplace_back(name, n);
   }
   return result;
 }
 
+int Conformance::ranks_here() const {
+  return mpi_ranks() ? 1 : ranks();
+}
+
+bool Conformance::is_here(int rank) const {
+  return !mpi_ranks() || env::get_int("OMPI_COMM_WORLD_RANK") == rank;
+}
+
 void Conformance::run(const std::function<void(int rank)>& fn,
                       std::chrono::milliseconds timeout) const {
-  testing::run_ranks(
-      ranks(), fn, {.backend = std::get<0>(GetParam()), .timeout = timeout});
+  const InitOptions options = {.backend = std::get<0>(GetParam()),
+                               .timeout = timeout};
+  if (mpi_ranks()) {
+    run_as_one_rank(fn, options);
+  } else {
+    testing::run_ranks(ranks(), fn, options);
+  }
 }
 
 std::string name_of(const ::testing::TestParamInfo<ConformanceCase>& info) {

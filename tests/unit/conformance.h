@@ -1,7 +1,8 @@
 #pragma once
 
 // One table for every backend: what each collective gives, for every dtype,
-// operation and odd size, and which errors it raises. Ranks are threads.
+// operation and odd size, and which errors it raises. Ranks are threads, except
+// those of MPI: under mpirun this process is one of them.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -68,13 +69,17 @@ void expect_error(const std::function<void()>& call, const std::string& part) {
 /// A backend and a number of ranks.
 using ConformanceCase = std::tuple<std::string, int>;
 
-/// Each backend with each number of ranks.
+/// Each backend with each number of ranks; under mpirun "mpi" with the job's.
 std::vector<ConformanceCase> cases(const std::vector<int>& ranks);
 
 class Conformance : public ::testing::TestWithParam<ConformanceCase> {
  protected:
   [[nodiscard]] int ranks() const { return std::get<1>(GetParam()); }
+  /// How many of the ranks are in this process: all or one.
+  [[nodiscard]] int ranks_here() const;
+  [[nodiscard]] bool is_here(int rank) const;
 
+  /// `fn` as every rank that is here, each in a group of its own.
   void run(const std::function<void(int rank)>& fn,
            std::chrono::milliseconds timeout = std::chrono::seconds(60)) const;
 };

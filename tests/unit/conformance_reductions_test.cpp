@@ -79,14 +79,22 @@ TEST_P(Conformance, ManyElements) {
 }
 
 TEST_P(Conformance, AllRanksHoldTheSameBits) {
-  std::vector<Tensor> results(ranks());
   run([&](int rank) {
     // Thirds: their sum depends on the order in which it is taken.
-    auto tensor = (at::arange(1001, at::kFloat) + rank) / 3;
+    const auto input = [](int r) {
+      return (at::arange(1001, at::kFloat) + r) / 3;
+    };
+    auto expected = input(0);
+    for (int r = 1; r < ranks(); ++r) expected += input(r);
+    expected /= ranks();
+    auto tensor = input(rank);
     all_reduce(tensor, {.op = ReduceOp::AVG});
-    results[rank] = tensor;
+    EXPECT_SAME(tensor, expected, "in the order of the ranks");
+    std::vector<Tensor> results(ranks());
+    for (auto& result : results) result = at::empty_like(tensor);
+    all_gather(results, tensor);
+    for (const auto& result : results) EXPECT_SAME(result, tensor, "bits");
   });
-  for (const auto& result : results) EXPECT_TRUE(result.equal(results[0]));
 }
 
 }  // namespace

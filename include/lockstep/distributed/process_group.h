@@ -20,7 +20,8 @@ namespace lockstep {
 /// `torch.distributed.init_process_group`.
 struct InitOptions {
   /// "hybrid" (shared memory where all ranks are on one host, else Gloo for
-  /// everything), "shm" or "gloo". Empty: `LOCKSTEP_BACKEND`, else "hybrid".
+  /// everything), "shm", "gloo", or "mpi" (under mpirun; the module is loaded
+  /// when it is asked for). Empty: `LOCKSTEP_BACKEND`, else "hybrid".
   std::string backend = {};
   /// "env://", "tcp://host:port" or "file:///path". Empty: "env://".
   std::string init_method = {};

@@ -1,0 +1,115 @@
+#include "comm/backends/mpi/module/environment.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::comm::mpi {
+namespace {
+
+constexpr std::chrono::milliseconds kPatience(20);
+
+std::timed_mutex mutex;
+std::atomic<bool> given_up{false};
+pid_t owner = 0;
+
+void check_given_up() {
+  if (!given_up) return;
+  throw std::runtime_error(
+      "after a failure messages are left in MPI, so this process cannot use it "
+      "again; start the job anew");
+}
+
+bool says(int (*question)(int*)) {
+  int answer = 0;
+  question(&answer);
+  return answer != 0;
+}
+
+/// Waits for the other processes, as MPI wants it.
+void finalize() {
+  if (given_up || ::getpid() != owner) return;
+  if (!says(MPI_Finalized)) MPI_Finalize();
+}
+
+const char* name_of(int level) {
+  switch (level) {
+    case MPI_THREAD_SINGLE:
+      return "MPI_THREAD_SINGLE";
+    case MPI_THREAD_FUNNELED:
+      return "MPI_THREAD_FUNNELED";
+    default:
+      return "MPI_THREAD_SERIALIZED";
+  }
+}
+
+void check_level(int level, const std::string& remedy) {
+  if (level >= MPI_THREAD_SERIALIZED) return;
+  throw std::invalid_argument(
+      std::string("MPI was initialised with ") + name_of(level) +
+      ", and MPI_THREAD_SERIALIZED is needed; " + remedy);
+}
+
+void initialize() {
+  int level = MPI_THREAD_SINGLE;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level),
+        "MPI_Init_thread");
+  owner = ::getpid();
+  std::atexit(finalize);
+  check_level(level, "use an MPI that was built with threads");
+}
+
+}  // namespace
+
+void check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw std::runtime_error(std::string(call) + " failed: " + text);
+}
+
+Turn::Turn() {
+  check_given_up();
+  lock_ = std::unique_lock(mutex, kPatience);
+  check_given_up();
+  if (says(MPI_Finalized)) {
+    throw std::runtime_error(
+        "the program has called MPI_Finalize, after which no group can use "
+        "MPI; "
+        "call destroy_process_group before it");
+  }
+}
+
+Turn await_turn() {
+  for (;;) {
+    Turn turn;
+    if (turn) return turn;
+  }
+}
+
+World start() {
+  const Turn turn = await_turn();
+  if (says(MPI_Initialized)) {
+    int level = MPI_THREAD_SINGLE;
+    check(MPI_Query_thread(&level), "MPI_Query_thread");
+    check_level(level,
+                "initialise it by MPI_Init_thread with that level, or leave it "
+                "to init_process_group");
+  } else {
+    initialize();
+  }
+  World world;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &world.rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(MPI_COMM_WORLD, &world.size), "MPI_Comm_size");
+  return world;
+}
+
+void give_up() noexcept {
+  given_up = true;
+}
+
+}  // namespace lockstep::comm::mpi
