@@ -204,7 +204,7 @@ void init_process_group(const InitOptions& options) {
       options,
       [&](const std::string& backend, bool interop, const Deadline& deadline) {
         return rendezvous::join(
-            options, comm::assigned_by(backend, deadline), interop, deadline);
+            options, interop, deadline, comm::assigned_by(backend, deadline));
       });
 }
 

@@ -323,9 +323,9 @@ class StoreMaker {
 }  // namespace
 
 Joined join(const InitOptions& options,
-            const std::optional<Assigned>& assigned,
             bool interop,
-            const Deadline& deadline) {
+            const Deadline& deadline,
+            const std::optional<Assigned>& assigned) {
   Place place = find_place(options, assigned);
   check_place(place);
   Joined joined;

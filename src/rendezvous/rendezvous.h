@@ -33,8 +33,8 @@ struct Joined {
 /// \throws StoreError    port taken, host unknown, what listens is no store
 /// \throws TimeoutError  rank 0 was not there in time
 Joined join(const InitOptions& options,
-            const std::optional<Assigned>& assigned,
             bool interop,
-            const Deadline& deadline);
+            const Deadline& deadline,
+            const std::optional<Assigned>& assigned = {});
 
 }  // namespace lockstep::rendezvous
