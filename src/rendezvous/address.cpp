@@ -188,6 +188,12 @@ Endpoint bound_endpoint(int fd) {
   return {};
 }
 
+bool can_connect(const Endpoint& endpoint, milliseconds timeout) {
+  const auto found = look_up(endpoint.host, endpoint.port, AI_NUMERICHOST);
+  return found.code == 0 && !found.addresses.empty() &&
+         accepts(found.addresses.front(), timeout);
+}
+
 Endpoint find_listener(const std::string& host,
                        uint16_t port,
                        const Deadline& deadline) {

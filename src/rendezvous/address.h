@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -27,6 +28,9 @@ Fd bind_to(const std::string& host, uint16_t port, const Deadline& deadline);
 /// The endpoint that a socket is bound to; its port is 0 if it is no bound TCP
 /// socket.
 Endpoint bound_endpoint(int fd);
+
+/// Whether something accepts a connection there, now.
+bool can_connect(const Endpoint& endpoint, std::chrono::milliseconds timeout);
 
 /// Waits until something accepts connections at one of the host's addresses
 /// and returns that address.

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <string>
+#include <vector>
 
 namespace lockstep::rendezvous {
 
@@ -9,6 +11,8 @@ struct Assigned {
   int rank = 0;
   int world_size = 1;
   std::string source;
+  /// Collective over the ranks: gives each rank all ranks' short texts.
+  std::function<std::vector<std::string>(const std::string& text)> exchange;
 };
 
 }  // namespace lockstep::rendezvous

@@ -22,6 +22,7 @@
 #include "rendezvous/address.h"
 #include "rendezvous/bounded_store.h"
 #include "rendezvous/call_thread.h"
+#include "rendezvous/common_address.h"
 #include "rendezvous/job_socket.h"
 #include "rendezvous/open_stores.h"
 #include "rendezvous/url.h"
@@ -73,20 +74,29 @@ std::string joined_names(const std::vector<std::string>& names) {
 struct Place {
   Url url;
   ClusterEnvironment environment;
+  std::optional<Assigned> assigned;
   std::optional<int> rank;
   std::optional<int> world_size;
 
   [[nodiscard]] bool by_env() const { return url.scheme == Url::Scheme::Env; }
+  /// Nothing says where rank 0 is.
+  [[nodiscard]] bool without_address() const {
+    return by_env() && !environment.master_addr && !environment.master_port;
+  }
+  /// Ranks that can talk through their backend.
+  [[nodiscard]] bool meets_by_backend() const {
+    return without_address() && assigned;
+  }
   /// Ranks that share nothing but the job's name.
   [[nodiscard]] bool meets_by_job() const {
-    return by_env() && !environment.job.empty() && !environment.master_addr &&
-           !environment.master_port;
+    return without_address() && !assigned && !environment.job.empty();
   }
 };
 
 Place find_place(const InitOptions& options,
                  const std::optional<Assigned>& assigned) {
   Place place;
+  place.assigned = assigned;
   place.url =
       parse_url(options.init_method.empty() ? "env://" : options.init_method);
   place.environment = launcher::read_cluster_environment();
@@ -128,7 +138,7 @@ void check_place(Place& place) {
   if (!place.rank) missing.emplace_back("RANK");
   if (!place.world_size) missing.emplace_back("WORLD_SIZE");
   if (place.by_env() && place.world_size.value_or(2) > 1 &&
-      !place.meets_by_job()) {
+      !place.meets_by_job() && !place.meets_by_backend()) {
     if (!environment.master_addr) missing.emplace_back("MASTER_ADDR");
     if (!environment.master_port) missing.emplace_back("MASTER_PORT");
   }
@@ -194,6 +204,7 @@ class StoreMaker {
     const std::string own = "#" + std::to_string(rank_);
     if (place_.url.scheme == Url::Scheme::File) return place_.url.path + own;
     if (place_.meets_by_job()) return place_.environment.job + own;
+    if (place_.meets_by_backend()) return place_.assigned->source + own;
     return to_string(host(), port()) + own;
   }
 
@@ -209,6 +220,12 @@ class StoreMaker {
 
   StorePtr make() {
     if (place_.url.scheme == Url::Scheme::File) return make_file_store();
+    if (place_.meets_by_backend()) {
+      auto [endpoint, listener] =
+          find_common_address(*place_.assigned, deadline_);
+      return rank_ == 0 ? serve_tcp_store(std::move(listener))
+                        : join_tcp_store(endpoint.host, endpoint.port);
+    }
     if (place_.meets_by_job()) {
       if (rank_ != 0) {
         return join_tcp_store(

@@ -10,6 +10,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -20,7 +21,6 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/collectives.h"
 #include "lockstep/distributed/process_group.h"
-#include "support/environment.h"
 #include "support/multiprocess.h"
 
 namespace lockstep::test {
@@ -167,6 +167,35 @@ TEST(MpiStart, AnMpiWithoutThreadsIsRefused) {
                   "MPI_THREAD_SERIALIZED is needed"),
             2)
       << result;
+}
+
+/// Nothing but MPI itself tells this process where it is.
+LOCKSTEP_PROCESS(mpi_without_variables) {
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+  std::vector<std::string> names;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string name(*variable, std::strchr(*variable, '='));
+    if (name.starts_with("OMPI_") || name.starts_with("PM")) {
+      names.push_back(name);
+    }
+  }
+  for (const auto& name : names) ::unsetenv(name.c_str());
+  init_process_group({.backend = "mpi"});
+  check_sum();
+  say("rank " + std::to_string(get_rank()) + " of " +
+      std::to_string(get_world_size()));
+  destroy_process_group();
+  MPI_Finalize();
+  return 0;
+}
+
+TEST(MpiStart, MpiAloneIsEnough) {
+  const auto result = run(mpirun_entry(3, "mpi_without_variables"));
+  EXPECT_TRUE(result.ok()) << result;
+  for (const char* line : {"rank 0 of 3\n", "rank 1 of 3\n", "rank 2 of 3\n"}) {
+    EXPECT_EQ(count(result.out, line), 1) << result;
+  }
 }
 
 /// Ends without destroy_process_group.

@@ -143,14 +143,21 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
 }
 
 rendezvous::Assigned assigned(const Deadline& deadline) {
-  const World world =
-      start(deadline, {.operation = "init_process_group", .backend = "mpi"});
+  const ErrorContext context = {.operation = "init_process_group",
+                                .backend = "mpi"};
+  const World world = start(deadline, context);
   return {.rank = world.rank,
           .world_size = world.size,
           .source = world.size > 1
                         ? "MPI_COMM_WORLD"
                         : "MPI_COMM_WORLD, where a process that mpirun did not "
-                          "start is alone"};
+                          "start is alone",
+          .exchange = [=](const std::string& text) {
+            return run_watched([text] { return load_module().exchange(text); },
+                               [] {},
+                               deadline,
+                               context);
+          }};
 }
 
 void set_longest_part(size_t bytes) {

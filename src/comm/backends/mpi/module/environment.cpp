@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
@@ -106,6 +108,28 @@ World start() {
   check(MPI_Comm_rank(MPI_COMM_WORLD, &world.rank), "MPI_Comm_rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &world.size), "MPI_Comm_size");
   return world;
+}
+
+std::vector<std::string> exchange(const std::string& text) {
+  using Text = std::array<char, kLongestText + 1>;
+  if (text.size() > kLongestText) throw std::invalid_argument("long text");
+  Text own{};
+  std::copy(text.begin(), text.end(), own.begin());
+  const Turn turn = await_turn();
+  int size = 0;
+  check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  std::vector<Text> all(size);
+  check(MPI_Allgather(own.data(),
+                      sizeof(Text),
+                      MPI_CHAR,
+                      all.data(),
+                      sizeof(Text),
+                      MPI_CHAR,
+                      MPI_COMM_WORLD),
+        "MPI_Allgather");
+  std::vector<std::string> texts;
+  for (const auto& each : all) texts.emplace_back(each.data());
+  return texts;
 }
 
 void give_up() noexcept {

@@ -3,6 +3,8 @@
 #include <mpi.h>
 
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "comm/backends/mpi/module/module.h"
 
@@ -29,6 +31,7 @@ Turn await_turn();
 
 /// See Module.
 World start();
+std::vector<std::string> exchange(const std::string& text);
 void give_up() noexcept;
 
 }  // namespace lockstep::comm::mpi

@@ -61,6 +61,10 @@ class ThisModule final : public Module {
  public:
   World start() override { return mpi::start(); }
 
+  std::vector<std::string> exchange(const std::string& text) override {
+    return mpi::exchange(text);
+  }
+
   c10::intrusive_ptr<c10d::Backend> connect(const Members& members) override {
     return c10::make_intrusive<MpiBackend>(members);
   }

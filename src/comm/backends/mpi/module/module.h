@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -28,6 +29,9 @@ class Peers {
   [[nodiscard]] virtual bool failed() const = 0;
 };
 
+/// Longest text that is exchanged.
+inline constexpr size_t kLongestText = 1023;
+
 /// What a group's backend is made from.
 struct Members {
   int rank = 0;
@@ -49,6 +53,10 @@ class Module {
   /// ends; or takes it as the program has initialised it. Collective over
   /// MPI_COMM_WORLD the first time. Blocks without a deadline.
   virtual World start() = 0;
+
+  /// Gives each process the texts of all. Collective over MPI_COMM_WORLD.
+  /// Blocks without a deadline.
+  virtual std::vector<std::string> exchange(const std::string& text) = 0;
 
   /// Send, recv and recvAnysource among the members and nothing else. Works
   /// must be waited for. `shutdown` says that all members are done. Collective
