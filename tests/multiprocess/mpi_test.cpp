@@ -21,6 +21,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/collectives.h"
 #include "lockstep/distributed/process_group.h"
+#include "lockstep/testing/run_ranks.h"
 #include "support/multiprocess.h"
 
 namespace lockstep::test {
@@ -130,6 +131,26 @@ TEST(MpiStart, RanksThatMpirunDidNotStartAreRefused) {
               std::string::npos)
         << result;
   }
+}
+
+/// Threads of one process cannot be ranks of MPI.
+LOCKSTEP_PROCESS(mpi_threads_as_ranks) {
+  try {
+    testing::run_ranks(2, [](int) {}, {.backend = "mpi"});
+    return 1;
+  } catch (const InvalidArgument& error) {
+    say(error.what());
+    return 0;
+  }
+}
+
+TEST(MpiStart, ThreadsAsRanksAreRefused) {
+  const auto result = run(at_entry("mpi_threads_as_ranks"));
+  EXPECT_TRUE(result.ok()) << result;
+  EXPECT_NE(result.out.find("ranks 0 and 1 are both rank 0 of MPI_COMM_WORLD; "
+                            "start all ranks as processes of one job"),
+            std::string::npos)
+      << result;
 }
 
 LOCKSTEP_PROCESS(mpi_own_init) {
