@@ -47,6 +47,15 @@ std::string listed(const std::vector<std::string>& names) {
 
 }  // namespace
 
+ErrorContext BackendContext::error_context(std::string backend) const {
+  ErrorContext result =
+      liveness ? liveness->error_context()
+               : ErrorContext{.rank = rank, .world_size = world_size};
+  result.group = group_name;
+  result.backend = std::move(backend);
+  return result;
+}
+
 void register_backend(const std::string& name, BackendFactory factory) {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "lockstep/core/error.h"
 #include "rendezvous/assigned.h"
 
 namespace lockstep::comm {
@@ -28,6 +29,9 @@ struct BackendContext {
   /// Watches the peers; null in an interop group.
   std::shared_ptr<Liveness> liveness = {};
   bool interop = false;
+
+  /// Of an error of this rank in the group.
+  [[nodiscard]] ErrorContext error_context(std::string backend) const;
 };
 
 using BackendFactory =

@@ -13,7 +13,7 @@ void announce_current_exception(Liveness& liveness, const std::string& reason) {
     return;
   } catch (const TimeoutError& error) {
     const auto& peers = error.context().peers;
-    if (!peers.empty()) culprit = peers.front();
+    if (!peers.empty()) culprit = liveness.rank_of(peers.front());
   } catch (...) {
   }
   liveness.announce_failure(reason, culprit);

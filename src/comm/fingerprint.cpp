@@ -90,7 +90,11 @@ Fingerprint fingerprint_of_all_to_all(c10::ScalarType dtype) {
   return result;
 }
 
-std::string describe(const Fingerprint& fingerprint) {
+std::string describe(const Fingerprint& fingerprint,
+                     const GlobalRank& global_rank) {
+  const auto root = [&] {
+    return std::to_string(global_rank(static_cast<int>(fingerprint.root)));
+  };
   std::string text = name(fingerprint.operation);
   if (fingerprint.operation == Operation::kBarrier ||
       fingerprint.operation == Operation::kDestroyProcessGroup) {
@@ -108,20 +112,25 @@ std::string describe(const Fingerprint& fingerprint) {
   }
   if (fingerprint.operation == Operation::kBroadcast ||
       fingerprint.operation == Operation::kScatter) {
-    text += " from rank " + std::to_string(fingerprint.root);
+    text += " from rank " + root();
   }
   if (fingerprint.operation == Operation::kReduce ||
       fingerprint.operation == Operation::kGather) {
-    text += " to rank " + std::to_string(fingerprint.root);
+    text += " to rank " + root();
   }
   return text;
 }
 
 std::string describe_mismatch(const Fingerprint& of_rank_0,
                               int other_rank,
-                              const Fingerprint& of_other) {
-  return "the ranks differ: rank 0 called " + describe(of_rank_0) + ", rank " +
-         std::to_string(other_rank) + " called " + describe(of_other) +
+                              const Fingerprint& of_other,
+                              const GlobalRank& global_rank) {
+  const auto calls = [&](int rank, const Fingerprint& fingerprint) {
+    return "rank " + std::to_string(global_rank(rank)) + " called " +
+           describe(fingerprint, global_rank);
+  };
+  return "the ranks differ: " + calls(0, of_rank_0) + ", " +
+         calls(other_rank, of_other) +
          "; all ranks must make the same calls in the same order";
 }
 

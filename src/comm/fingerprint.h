@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -53,13 +54,18 @@ Fingerprint fingerprint(Operation operation,
 /// Of an all_to_all, in which only the dtype must be equal.
 Fingerprint fingerprint_of_all_to_all(c10::ScalarType dtype);
 
+/// The number that errors name a rank of the group by.
+using GlobalRank = std::function<int(int rank)>;
+
 /// "all_reduce of Float [4, 2] with SUM".
-std::string describe(const Fingerprint& fingerprint);
+std::string describe(const Fingerprint& fingerprint,
+                     const GlobalRank& global_rank);
 
 /// "the ranks differ: rank 0 called ..., rank 2 called ...", for a
-/// MismatchError about a rank that differs from rank 0.
+/// MismatchError about a rank that differs from rank 0 of the group.
 std::string describe_mismatch(const Fingerprint& of_rank_0,
                               int other_rank,
-                              const Fingerprint& of_other);
+                              const Fingerprint& of_other,
+                              const GlobalRank& global_rank);
 
 }  // namespace lockstep::comm

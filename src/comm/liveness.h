@@ -43,6 +43,14 @@ class LOCKSTEP_API Liveness {
       int world_size,
       std::chrono::milliseconds timeout);
 
+  /// The same for some ranks of `whole`, in this order, the own one included.
+  /// They share a host where they do so in `whole`.
+  static std::shared_ptr<Liveness> start_part(
+      const Liveness& whole,
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Store>& store,
+      std::chrono::milliseconds timeout);
+
   virtual ~Liveness() = default;
 
   /// Ranks on this host, own one included, ascending.
@@ -53,8 +61,33 @@ class LOCKSTEP_API Liveness {
   [[nodiscard]] bool single_host() const {
     return static_cast<int>(host_ranks().size()) == world_size();
   }
+  /// Whether more ranks share the host than cores. A part is as crowded as the
+  /// whole.
+  [[nodiscard]] bool is_crowded() const {
+    return part_of_crowd_ ||
+           host_ranks().size() > static_cast<size_t>(host_cores());
+  }
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int world_size() const = 0;
+
+  /// The number that errors name a rank by: the one that it has in the whole.
+  /// All other numbers here are those of this group.
+  [[nodiscard]] int global_rank(int rank) const {
+    return global_ranks_.empty() ? rank : global_ranks_.at(rank);
+  }
+  [[nodiscard]] std::vector<int> global_ranks(std::vector<int> ranks) const {
+    for (int& rank : ranks) rank = global_rank(rank);
+    return ranks;
+  }
+  [[nodiscard]] int global_world_size() const {
+    return global_ranks_.empty() ? world_size() : global_world_size_;
+  }
+  /// The rank here of a global rank; nothing where that is no member.
+  [[nodiscard]] std::optional<int> rank_of(int global_rank) const;
+  /// The context of an error of this rank, whatever it does.
+  [[nodiscard]] ErrorContext error_context() const {
+    return {.rank = global_rank(rank()), .world_size = global_world_size()};
+  }
 
   /// One load, for the inner loop of a wait: whether some peer failed, left or
   /// gave up. Then look at `failure()`, `has_left()` and `timed_out()`.
@@ -114,8 +147,16 @@ class LOCKSTEP_API Liveness {
       const std::vector<int>& waiting_for, ErrorContext context) const = 0;
 
  protected:
+  /// Call before anything is named.
+  void be_part_of(const Liveness& whole, const std::vector<int>& ranks);
+
   std::atomic<bool> disturbed_{false};
   std::atomic<uint64_t> progress_{0};
+
+ private:
+  std::vector<int> global_ranks_;  ///< by rank; empty: they are the ranks
+  int global_world_size_ = 0;
+  bool part_of_crowd_ = false;
 };
 
 }  // namespace lockstep::comm

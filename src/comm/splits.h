@@ -49,9 +49,13 @@ struct SplitsVerdict {
   std::optional<Mismatch> mismatch;
 };
 
-/// `of(rank)` points at what splits_of gave on that rank, of `ranks` ranks.
-template <class Of>
-SplitsVerdict compare_splits(int ranks, size_t element_size, Of of) {
+/// `of(rank)` points at what splits_of gave on that rank, of `ranks` ranks;
+/// `global_rank(rank)` is the number that the verdict names it by.
+template <class Of, class GlobalRank>
+SplitsVerdict compare_splits(int ranks,
+                             size_t element_size,
+                             Of of,
+                             GlobalRank global_rank) {
   SplitsVerdict verdict;
   for (int from = 0; from < ranks; ++from) {
     for (int to = 0; to < ranks; ++to) {
@@ -60,11 +64,12 @@ SplitsVerdict compare_splits(int ranks, size_t element_size, Of of) {
       if (from != to) verdict.longest = std::max(verdict.longest, sent);
       if (sent == expected || verdict.mismatch) continue;
       verdict.mismatch = {
-          "the ranks differ: rank " + std::to_string(from) + " sends " +
-              std::to_string(sent / element_size) + " elements to rank " +
-              std::to_string(to) + ", which expects " +
-              std::to_string(expected / element_size) + "; they must be equal",
-          to};
+          "the ranks differ: rank " + std::to_string(global_rank(from)) +
+              " sends " + std::to_string(sent / element_size) +
+              " elements to rank " + std::to_string(global_rank(to)) +
+              ", which expects " + std::to_string(expected / element_size) +
+              "; they must be equal",
+          global_rank(to)};
     }
   }
   return verdict;

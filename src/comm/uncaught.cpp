@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "comm/blame.h"
@@ -48,12 +49,14 @@ Uncaught current() {
 [[noreturn]] void handle() {
   try {
     const auto uncaught = current();
-    std::string who;
+    std::set<std::string> ranks;  // one, but for ranks that are threads
     liveness::visit_registry([&](const liveness::Watcher& watcher) {
-      if (!who.empty()) who += ", ";
-      who += "rank " + std::to_string(watcher.rank()) + '/' +
-             std::to_string(watcher.world_size());
+      ranks.insert("rank " +
+                   std::to_string(watcher.global_rank(watcher.rank())) + '/' +
+                   std::to_string(watcher.global_world_size()));
     });
+    std::string who;
+    for (const auto& rank : ranks) who += (who.empty() ? "" : ", ") + rank;
     if (who.empty()) who = "lockstep";
     const auto line = '[' + who + "] " + uncaught.text + '\n';
     [[maybe_unused]] const auto written =

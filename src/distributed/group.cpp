@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -51,11 +52,20 @@ void Group::note_failure() {
   } catch (const Unsupported&) {
   } catch (const TimeoutError& error) {
     failed = true;
-    const auto& peers = error.context().peers;
-    if (liveness && !peers.empty()) liveness->announce_timeout(peers);
+    std::vector<int> missing;
+    for (const int peer : error.context().peers) {
+      if (const auto member = rank_of(peer)) missing.push_back(*member);
+    }
+    if (liveness && !missing.empty()) liveness->announce_timeout(missing);
   } catch (...) {
     failed = true;
   }
+}
+
+std::optional<int> Group::rank_of(int global) const {
+  const auto found = std::find(ranks.begin(), ranks.end(), global);
+  if (found == ranks.end()) return std::nullopt;
+  return static_cast<int>(found - ranks.begin());
 }
 
 std::shared_ptr<Group> default_group() noexcept {
@@ -82,6 +92,26 @@ std::shared_ptr<Group> require_default_group(const char* operation) {
                           {.operation = operation});
   }
   return group;
+}
+
+std::shared_ptr<Group> require_group(const ProcessGroup& handle,
+                                     const char* operation) {
+  auto whole = require_default_group(operation);
+  const auto& group = handle.held();
+  if (!group || group == whole) return whole;
+  if (group->destroyed || group->within.value_or(whole).lock() != whole) {
+    throw InvalidArgument("the group was destroyed; make a new one",
+                          group->context(operation));
+  }
+  return group;
+}
+
+std::string list_of(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return text;
 }
 
 std::shared_ptr<Group> exchange_default_group(std::shared_ptr<Group> group) {

@@ -2,22 +2,45 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "comm/liveness.h"
 #include "lockstep/core/error.h"
+#include "lockstep/distributed/process_group.h"
 
 namespace lockstep::distributed {
 
-/// A default group and everything that belongs to it.
+struct Group;
+
+/// What was made within a default group.
+struct SubGroups {
+  std::mutex mutex;  ///< all below
+  /// Those that this rank belongs to, in the order in which they were made.
+  std::vector<std::shared_ptr<Group>> alive;
+  int numbered = 0;  ///< those whose names are numbers
+  /// How many were made under each name before it was made unique.
+  std::map<std::string, int> named;
+};
+
+/// A group and everything that belongs to it.
 struct Group {
-  std::string name = "world";
-  std::string backend_name;
-  int rank = 0;
+  std::string name = "world";  ///< in errors
+  std::string c10d_name;       ///< "0", "1", ...
+  std::string description;     ///< "default_pg", or what the user gave
+  std::string backend_name;    ///< the backend that it has
+  std::string wanted_backend;  ///< the one that was asked for
+  int rank = 0;                ///< -1: this rank is no member
   int world_size = 1;
+  int global_rank = 0;  ///< own rank in the default group
+  int global_world_size = 1;
+  std::vector<int> ranks = {0};  ///< the members' global ranks, by rank
   int local_rank = 0;
   int local_world_size = 1;
   std::chrono::milliseconds timeout{};
@@ -31,6 +54,15 @@ struct Group {
   std::atomic<bool> failed = false;
   /// Set by destroy_process_group: wrappers may hold the group longer.
   std::atomic<bool> destroyed = false;
+  /// The default group that it was made within; unset: it is one itself.
+  std::optional<std::weak_ptr<Group>> within = {};
+  SubGroups sub_groups;         ///< of a default group
+  std::atomic<int> splits = 0;  ///< how often split_group took it
+
+  [[nodiscard]] bool is_default() const { return !within; }
+  [[nodiscard]] bool is_member() const { return rank >= 0; }
+  /// The rank here of a global rank; nothing where that is no member.
+  [[nodiscard]] std::optional<int> rank_of(int global) const;
 
   /// Call in a catch block: an operation ended with that exception. Tells the
   /// peers for whom it waited in vain.
@@ -40,8 +72,8 @@ struct Group {
     return {.operation = operation,
             .group = name,
             .backend = backend_name,
-            .rank = rank,
-            .world_size = world_size};
+            .rank = global_rank,
+            .world_size = global_world_size};
   }
 };
 
@@ -51,6 +83,14 @@ std::shared_ptr<Group> default_group() noexcept;
 
 /// The same; throws InvalidArgument that says what to call when there is none.
 std::shared_ptr<Group> require_default_group(const char* operation);
+
+/// The group that the handle stands for. Throws InvalidArgument where there is
+/// no default group, or the handle's group was destroyed.
+std::shared_ptr<Group> require_group(const ProcessGroup& handle,
+                                     const char* operation);
+
+/// "0, 2, 5".
+std::string list_of(const std::vector<int>& ranks);
 
 /// Replaces the default group (null: none) and returns the former one.
 std::shared_ptr<Group> exchange_default_group(std::shared_ptr<Group> group);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <vector>
 
 #include "comm/blame.h"
 #include "core/failure.h"
@@ -39,10 +40,19 @@ void end_with_process() {
 }
 
 void fail_default_group(const std::string& reason) {
-  const auto group = default_group();
-  if (!group || !group->liveness) return;
-  comm::announce_current_exception(*group->liveness, reason);
-  group->backend->abort();
+  const auto whole = default_group();
+  if (!whole || !whole->liveness) return;
+  std::vector<std::shared_ptr<Group>> groups = {whole};
+  {
+    const std::lock_guard lock(whole->sub_groups.mutex);
+    const auto& alive = whole->sub_groups.alive;
+    groups.insert(groups.end(), alive.begin(), alive.end());
+  }
+  for (const auto& group : groups) {
+    if (!group->liveness) continue;  // of one rank
+    comm::announce_current_exception(*group->liveness, reason);
+    group->backend->abort();
+  }
 }
 
 void wait_for_goodbyes(comm::Liveness& liveness,

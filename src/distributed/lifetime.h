@@ -13,8 +13,8 @@ namespace lockstep::distributed {
 void end_with_process();
 
 /// Tells the peers that this rank ends with `reason`, and who is to blame by
-/// the exception that is being handled (comm/blame.h). Ends what it has under
-/// way. Does nothing without a default group.
+/// the exception that is being handled (comm/blame.h), in all groups. Ends what
+/// they have under way. Does nothing without a default group.
 void fail_default_group(const std::string& reason);
 
 /// Returns when all peers have left, one was lost, or `bound` has passed.

@@ -4,13 +4,13 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/backend_registry.h"
-#include "comm/backends/self/self_backend.h"
-#include "comm/blame.h"
 #include "core/clock.h"
 #include "core/env.h"
+#include "distributed/connect.h"
 #include "distributed/convert_error.h"
 #include "distributed/group.h"
 #include "distributed/lifetime.h"
@@ -28,10 +28,6 @@ using distributed::Group;
 using rendezvous::Joined;
 
 constexpr const char* kOperation = "init_process_group";
-/// How long rank 0 keeps the store up for ranks that have not left.
-constexpr std::chrono::milliseconds kGoodbyeBound{60'000};
-/// The same after a failure: only for those that are about to see it too.
-constexpr std::chrono::milliseconds kGoodbyeBoundAfterFailure{1'000};
 
 std::string chosen_backend(const InitOptions& options, bool interop) {
   std::string name = options.backend;
@@ -49,33 +45,6 @@ std::string chosen_backend(const InitOptions& options, bool interop) {
 bool chosen_interop(const InitOptions& options) {
   if (options.interop) return *options.interop;
   return env::get_bool("LOCKSTEP_INTEROP").value_or(false);
-}
-
-void set_local_ranks(Group& group, const Joined& joined) {
-  if (group.liveness) {
-    const auto& ranks = group.liveness->host_ranks();
-    const auto own = std::find(ranks.begin(), ranks.end(), group.rank);
-    group.local_rank = static_cast<int>(own - ranks.begin());
-    group.local_world_size = static_cast<int>(ranks.size());
-  } else {
-    group.local_rank = group.rank;
-    group.local_world_size = group.world_size;
-  }
-  if (joined.local_rank) group.local_rank = *joined.local_rank;
-  if (joined.local_world_size) {
-    group.local_world_size = *joined.local_world_size;
-  }
-}
-
-void make_process_group(Group& group, const std::string& name) {
-  using c10d::ProcessGroup;
-  group.process_group = c10::make_intrusive<ProcessGroup>(
-      group.store, group.rank, group.world_size);
-  group.process_group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
-  group.process_group->setBackend(
-      c10::kCPU, ProcessGroup::BackendType::CUSTOM, group.backend);
-  group.process_group->setGroupName(name);
-  group.process_group->setGroupDesc("default_pg");
 }
 
 void refuse_second_init() {
@@ -99,11 +68,11 @@ void forget_lost_store(const Joined& joined) {
   rendezvous::forget_store(joined.place);
 }
 
-void connect(Group& group,
-             const std::string& backend,
-             const c10::intrusive_ptr<c10d::Store>& store,
-             const Deadline& deadline,
-             bool interop) {
+/// Meets the other ranks, who then watch each other.
+void meet(Group& group,
+          const c10::intrusive_ptr<c10d::Store>& store,
+          const Deadline& deadline,
+          bool interop) {
   if (interop) {
     rendezvous::publish_versions(*store, group.rank);
   } else {
@@ -111,22 +80,6 @@ void connect(Group& group,
         *store, group.rank, group.world_size, deadline.remaining());
     group.liveness = comm::Liveness::start(
         store, group.rank, group.world_size, deadline.remaining());
-  }
-  try {
-    group.backend = comm::create_backend(backend,
-                                         {.store = store,
-                                          .rank = group.rank,
-                                          .world_size = group.world_size,
-                                          .group_name = group.name,
-                                          .timeout = group.timeout,
-                                          .created_by = deadline,
-                                          .liveness = group.liveness,
-                                          .interop = interop});
-  } catch (const std::exception& error) {
-    if (group.liveness) {
-      comm::announce_current_exception(*group.liveness, error.what());
-    }
-    throw;
   }
 }
 
@@ -136,8 +89,12 @@ std::shared_ptr<Group> make_group(const Joined& joined,
                                   const Deadline& deadline,
                                   bool interop) {
   auto group = std::make_shared<Group>();
-  group->rank = joined.rank;
-  group->world_size = joined.world_size;
+  group->rank = group->global_rank = joined.rank;
+  group->world_size = group->global_world_size = joined.world_size;
+  group->ranks.resize(group->world_size);
+  std::iota(group->ranks.begin(), group->ranks.end(), 0);
+  group->description = "default_pg";
+  group->wanted_backend = backend;
   group->timeout = timeout;
   group->hosts_store = joined.hosts_store;
   if (!distributed::thread_is_rank()) {
@@ -145,7 +102,7 @@ std::shared_ptr<Group> make_group(const Joined& joined,
   }
   int generation = 0;
   if (group->world_size == 1) {
-    group->backend = comm::self::create();
+    distributed::connect(*group, nullptr, deadline, interop);
   } else {
     const auto store = c10::make_intrusive<rendezvous::BoundedStore>(
         joined.store, deadline, group->context(kOperation));
@@ -153,18 +110,18 @@ std::shared_ptr<Group> make_group(const Joined& joined,
       generation = rendezvous::next_generation(
           joined.place, group->rank, store, deadline);
     }
-    connect(*group,
-            backend,
-            rendezvous::group_store(store, generation),
-            deadline,
-            interop);
+    const auto keys = rendezvous::group_store(store, generation);
+    meet(*group, keys, deadline, interop);
+    distributed::connect(*group, keys, deadline, interop);
     store->lift_bound();
   }
   group->store = rendezvous::group_store(joined.store, generation);
-  group->backend_name =
-      backend == "hybrid" ? group->backend->getBackendName() : backend;
-  set_local_ranks(*group, joined);
-  make_process_group(*group, std::to_string(generation));
+  group->c10d_name = std::to_string(generation);
+  distributed::complete(*group);
+  if (joined.local_rank) group->local_rank = *joined.local_rank;
+  if (joined.local_world_size) {
+    group->local_world_size = *joined.local_world_size;
+  }
   return group;
 }
 
@@ -234,21 +191,6 @@ void init_process_group(c10::intrusive_ptr<c10d::Store> store,
   });
 }
 
-void destroy_process_group() {
-  const auto group = distributed::exchange_default_group(nullptr);
-  if (!group) return;
-  group->destroyed = true;
-  group->backend->shutdown();
-  if (!group->liveness) return;
-  group->liveness->leave();
-  if (group->hosts_store) {
-    distributed::wait_for_goodbyes(
-        *group->liveness,
-        std::min(group->timeout,
-                 group->failed ? kGoodbyeBoundAfterFailure : kGoodbyeBound));
-  }
-}
-
 bool is_initialized() noexcept {
   return distributed::default_group() != nullptr;
 }
@@ -271,14 +213,6 @@ int get_local_rank() noexcept {
 int get_local_world_size() noexcept {
   const auto group = distributed::default_group();
   return group ? group->local_world_size : 1;
-}
-
-std::string get_backend() {
-  return distributed::require_default_group("get_backend")->backend_name;
-}
-
-c10::intrusive_ptr<c10d::ProcessGroup> get_group() {
-  return distributed::require_default_group("get_group")->process_group;
 }
 
 c10::Device device() {

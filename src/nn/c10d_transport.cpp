@@ -182,7 +182,10 @@ void C10dTransport::fail_given_up() {
     const auto marks = bucket.marks.to(at::kCPU, at::kDouble);
     const auto* mark = marks.const_data_ptr<double>();
     for (int rank = ranks; rank-- > 0;) {
-      if (mark[rank] != 0) culprit = rank, late = mark[rank] < 0;
+      if (mark[rank] != 0) {
+        culprit = group_->ranks[rank];
+        late = mark[rank] < 0;
+      }
     }
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       if (mark[ranks + i] != 0) missing.push_back(bucket.parameters[i]);

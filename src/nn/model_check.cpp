@@ -37,14 +37,16 @@ std::vector<std::string> lines(const std::string& text) {
   return result;
 }
 
-std::vector<std::string> gather_texts(const std::string& own, size_t longest) {
+std::vector<std::string> gather_texts(const std::string& own,
+                                      size_t longest,
+                                      const ProcessGroup& group) {
   const int64_t width = static_cast<int64_t>(longest);
   auto input = at::zeros({width}, at::kByte);
   std::memcpy(input.data_ptr(), own.data(), own.size());
-  auto output = at::empty({get_world_size() * width}, at::kByte);
-  all_gather_into_tensor(output, input);
+  auto output = at::empty({group.size() * width}, at::kByte);
+  all_gather_into_tensor(output, input, {.group = group});
   std::vector<std::string> texts;
-  for (int rank = 0; rank < get_world_size(); ++rank) {
+  for (int rank = 0; rank < group.size(); ++rank) {
     const char* begin = static_cast<const char*>(output.data_ptr()) +
                         static_cast<size_t>(rank) * longest;
     texts.emplace_back(begin, strnlen(begin, longest));
@@ -55,19 +57,21 @@ std::vector<std::string> gather_texts(const std::string& own, size_t longest) {
 }  // namespace
 
 void check_same_model(const std::vector<NamedTensor>& parameters,
-                      const std::vector<NamedTensor>& buffers) {
+                      const std::vector<NamedTensor>& buffers,
+                      const std::shared_ptr<distributed::Group>& group) {
+  const ProcessGroup handle(group);
   const std::string own =
       describe(parameters, "parameter") + describe(buffers, "buffer");
   auto summary = at::empty({2}, at::kLong);
   summary[0] = static_cast<int64_t>(own.size());
   summary[1] = static_cast<int64_t>(std::hash<std::string>{}(own));
-  auto summaries = at::empty({get_world_size() * 2}, at::kLong);
-  all_gather_into_tensor(summaries, summary);
+  auto summaries = at::empty({group->world_size * 2}, at::kLong);
+  all_gather_into_tensor(summaries, summary, {.group = handle});
   summaries = summaries.view({-1, 2});
   if (summaries.eq(summary).all().item<bool>()) return;
 
   const auto longest = summaries.select(1, 0).max().item<int64_t>();
-  const auto texts = gather_texts(own, static_cast<size_t>(longest));
+  const auto texts = gather_texts(own, static_cast<size_t>(longest), handle);
   const auto reference = lines(texts[0]);
   std::vector<std::vector<std::string>> models;
   for (const auto& text : texts) models.push_back(lines(text));
@@ -77,17 +81,15 @@ void check_same_model(const std::vector<NamedTensor>& parameters,
   for (size_t i = 0;; ++i) {
     for (size_t rank = 1; rank < models.size(); ++rank) {
       if (entry(models[rank], i) == entry(reference, i)) continue;
+      auto context = group->context("DistributedDataParallel");
+      context.peers = {group->ranks[rank]};
       throw MismatchError(
           "the ranks' models differ, first at entry " + std::to_string(i) +
-              ": rank 0 has " + entry(reference, i) + ", rank " +
-              std::to_string(rank) + " has " + entry(models[rank], i) +
-              "; build the same model on every rank",
-          {.operation = "DistributedDataParallel",
-           .group = "world",
-           .backend = get_backend(),
-           .rank = get_rank(),
-           .world_size = get_world_size(),
-           .peers = {static_cast<int>(rank)}});
+              ": rank " + std::to_string(group->ranks[0]) + " has " +
+              entry(reference, i) + ", rank " +
+              std::to_string(group->ranks[rank]) + " has " +
+              entry(models[rank], i) + "; build the same model on every rank",
+          std::move(context));
     }
   }
 }

@@ -303,10 +303,11 @@ void check_supported(const std::vector<NamedTensor>& parameters) {
   }
 }
 
-void copy_from_rank_0(const std::vector<NamedTensor>& tensors) {
+void copy_from_rank_0(const std::vector<NamedTensor>& tensors,
+                      const ProcessGroup& group) {
   for (const auto& named : tensors) {
     auto values = named.tensor.detach();
-    broadcast(values);
+    broadcast(values, {.group = group, .group_src = 0});
   }
 }
 
@@ -321,11 +322,18 @@ std::shared_ptr<Reducer> Reducer::create(
                           std::to_string(options.bucket_cap_mb) +
                           "; it must be above 0");
   }
-  auto group = distributed::require_default_group("DistributedDataParallel");
+  auto group = distributed::require_group(options.process_group,
+                                          "DistributedDataParallel");
+  if (!group->is_member()) {
+    throw InvalidArgument(
+        "this rank does not belong to process_group; wrap the module on the "
+        "group's members alone",
+        group->context("DistributedDataParallel"));
+  }
   auto averaged = trainable(parameters);
   check_not_in_use(averaged);
   // Before all that may fail on one rank alone.
-  if (group->world_size > 1) check_same_model(parameters, buffers);
+  if (group->world_size > 1) check_same_model(parameters, buffers, group);
   if (averaged.empty()) {
     throw InvalidArgument(
         "the module has no parameter that requires a gradient; "
@@ -335,8 +343,8 @@ std::shared_ptr<Reducer> Reducer::create(
   if (group->world_size == 1) return nullptr;
   check_supported(averaged);
 
-  copy_from_rank_0(parameters);
-  copy_from_rank_0(buffers);
+  copy_from_rank_0(parameters, ProcessGroup(group));
+  copy_from_rank_0(buffers, ProcessGroup(group));
   auto reducer = std::make_shared<AutogradReducer>(
       std::move(group), std::move(averaged), buffers, options);
   reducer->attach();

@@ -32,12 +32,12 @@ bool same_layout(const at::Tensor& gradient, const at::Tensor& parameter) {
                    gradient.is_non_overlapping_and_dense();
 }
 
-/// A name that all ranks agree on, which no other wrapper of the job has.
-std::string agree_on_name(const distributed::Group& group) {
+/// A name that all ranks agree on, which no other wrapper of the group has.
+std::string agree_on_name(const std::shared_ptr<distributed::Group>& group) {
   static std::atomic<int64_t> wrappers{0};
   auto number = at::scalar_tensor(wrappers.fetch_add(1), at::kLong);
-  broadcast(number);
-  return "ddp/" + group.name + '/' + std::to_string(number.item<int64_t>());
+  broadcast(number, {.group = ProcessGroup(group), .group_src = 0});
+  return "ddp/" + group->name + '/' + std::to_string(number.item<int64_t>());
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ ShmTransport::ShmTransport(std::shared_ptr<distributed::Group> group,
       sources_(static_cast<size_t>(group_->world_size)),
       blocks_(static_cast<size_t>(group_->world_size)) {
   make_units(with_arena);
-  const std::string name = agree_on_name(*group_);
+  const std::string name = agree_on_name(group_);
   control_ = std::make_unique<SharedControl>(
       comm::shm::share_one(*group_->liveness,
                            name,
@@ -131,8 +131,8 @@ void ShmTransport::start_over() {
   own().n_unready.store(0, std::memory_order_relaxed);
   last_use_ = {};
   auto context = group_->context("backward");
-  context.peers = {
-      std::exchange(culprit_, std::nullopt).value_or(group_->rank)};
+  context.peers = {group_->ranks[static_cast<size_t>(
+      std::exchange(culprit_, std::nullopt).value_or(group_->rank))]};
   for (int rank = 0; rank < group_->world_size; ++rank) {
     if (control_->state(rank).completed.load(std::memory_order_acquire) + 1 !=
         round_) {
@@ -404,20 +404,21 @@ std::optional<int> ShmTransport::rank_that_gave_up() const {
 
 void ShmTransport::fail_given_up(int rank) const {
   auto context = group_->context("backward");
-  context.peers = {rank};
+  const int culprit = group_->ranks[static_cast<size_t>(rank)];
+  context.peers = {culprit};
   const auto& state = control_->state(rank);
   const auto completed = [](const RankState& of) {
     return of.completed.load(std::memory_order_acquire);
   };
   if (completed(own()) + 1 == round_ && completed(state) < completed(own())) {
-    throw MismatchError(gave_up_late_message(rank), context);
+    throw MismatchError(gave_up_late_message(culprit), context);
   }
   std::vector<size_t> missing(std::min<size_t>(
       state.n_unready.load(std::memory_order_acquire), RankState::kMaxUnready));
   for (size_t i = 0; i < missing.size(); ++i) {
     missing[i] = std::min<size_t>(state.unready[i], parameters_.size() - 1);
   }
-  throw MismatchError(gave_up_message(rank, parameters_, missing), context);
+  throw MismatchError(gave_up_message(culprit, parameters_, missing), context);
 }
 
 void ShmTransport::fail_unready(const std::vector<size_t>& missing) {

@@ -17,9 +17,9 @@ struct ErrorContext {
   std::string operation = {};   ///< "all_reduce", "init_process_group"
   std::string group = {};       ///< group name, "world" by default
   std::string backend = {};     ///< "shm", "gloo", ...
-  int rank = -1;                ///< own rank in the group
-  int world_size = 0;           ///< size of the group
-  std::vector<int> peers = {};  ///< the ranks that the error is about
+  int rank = -1;                ///< own global rank
+  int world_size = 0;           ///< number of global ranks
+  std::vector<int> peers = {};  ///< global ranks that the error is about
   std::optional<uint64_t> sequence = {};  ///< number of the collective, from 1
   std::optional<std::chrono::milliseconds> elapsed = {};  ///< time waited
 };

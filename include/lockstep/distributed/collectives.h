@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/core/export.h"
+#include "lockstep/distributed/process_group.h"
 
 namespace lockstep {
 
@@ -26,11 +27,10 @@ class LOCKSTEP_API Work {
   struct Impl;
   explicit Work(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-  /// Blocks until the operation ended; it ends by itself at the group's
-  /// timeout. With `timeout` this wait ends then at the latest, with zero or
-  /// less at once: the operation goes on, and its tensors must still not be
-  /// touched.
-  /// \throws the operation's error; TimeoutError when `timeout` was too short
+  /// Blocks until the operation ended; it ends by itself at its timeout. With
+  /// `timeout` this wait ends then at the latest, with zero or less at once:
+  /// the operation goes on, and its tensors must still not be touched. \throws
+  /// the operation's error; TimeoutError when `timeout` was too short
   void wait(std::optional<std::chrono::milliseconds> timeout = {}) const;
   /// Whether the operation ended, well or not. Never blocks.
   [[nodiscard]] bool is_completed() const;
@@ -39,36 +39,63 @@ class LOCKSTEP_API Work {
   std::shared_ptr<Impl> impl_;
 };
 
+// Members that all options below share:
+//   async_op  return at once; see `Work`
+//   group     the ranks that take part; empty: the default group
+//   timeout   bound of this operation from its beginning; unset: the group's
+// Roots (src, dst) are global ranks; group_src and group_dst are ranks in the
+// group. At most one of the two may be given; neither: global rank 0.
+
 struct AllReduceOptions {
   ReduceOp op = ReduceOp::SUM;
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 struct BroadcastOptions {
-  int src = 0;
+  std::optional<int> src = {};  ///< the rank whose tensor all get
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
+  std::optional<int> group_src = {};
 };
 struct AllGatherOptions {
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 struct ReduceScatterOptions {
   ReduceOp op = ReduceOp::SUM;
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 struct ReduceOptions {
-  int dst = 0;  ///< the rank that gets the result
+  std::optional<int> dst = {};  ///< the rank that gets the result
   ReduceOp op = ReduceOp::SUM;
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
+  std::optional<int> group_dst = {};
 };
 struct GatherOptions {
-  int dst = 0;  ///< the rank that gets all tensors
+  std::optional<int> dst = {};  ///< the rank that gets all tensors
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
+  std::optional<int> group_dst = {};
 };
 struct ScatterOptions {
-  int src = 0;  ///< the rank that has all tensors
+  std::optional<int> src = {};  ///< the rank that has all tensors
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
+  std::optional<int> group_src = {};
 };
 struct AllToAllOptions {
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 struct AllToAllSingleOptions {
   /// Rows of `output` that come from each rank, and rows of `input` that go to
@@ -76,21 +103,27 @@ struct AllToAllSingleOptions {
   std::vector<int64_t> output_split_sizes{};
   std::vector<int64_t> input_split_sizes{};
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 struct BarrierOptions {
   bool async_op = false;
+  ProcessGroup group = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-// All collectives below: called by every rank of the default group in the same
-// order. They block unless `async_op` is set; then the tensors must not be
-// touched until `Work::wait` returned. Any dtype of real numbers (floating,
-// half, bfloat16, integers; bool with MIN and MAX; what only moves also bool
-// and complex). Non-contiguous tensors are accepted, tensors of zero elements
-// too. In a world of one they return at once. On failure: InvalidArgument (no
-// group, wrong arguments, a device the backend does not serve), Unsupported
-// (dtype), MismatchError (ranks differ in operation, shape, dtype or root;
-// raised on all), TimeoutError, PeerLost, BackendError. After any of the last
-// four the group cannot be used again.
+// All collectives below: called by every rank of the group in the same order;
+// in a rank that is no member they log a warning and do nothing. They block
+// unless `async_op` is set; then the tensors must not be touched until
+// `Work::wait` returned. Any dtype of real numbers (floating, half, bfloat16,
+// integers; bool with MIN and MAX; what only moves also bool and complex).
+// Non-contiguous tensors are accepted, tensors of zero elements too. In a group
+// of one they return at once. "World size" below is the size of the group, and
+// "rank r" its rank r. On failure: InvalidArgument (no group, wrong arguments,
+// a device the backend does not serve), Unsupported (dtype), MismatchError
+// (ranks differ in operation, shape, dtype or root; raised on all),
+// TimeoutError, PeerLost, BackendError. After any of the last four the group
+// cannot be used again.
 
 /// Reduces `tensor` over all ranks in place; afterwards all ranks hold the same
 /// bits. Mirrors `torch.distributed.all_reduce`.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/core/export.h"
+#include "lockstep/distributed/process_group.h"
 
 namespace lockstep {
 
@@ -23,6 +24,9 @@ struct DistributedDataParallelOptions {
   bool arena = true;
   /// Start the memory policy (lockstep/memory/memory.h).
   bool memory_policy = true;
+  /// The ranks that train together, this one among them; empty: the default
+  /// group.
+  ProcessGroup process_group = {};
 };
 
 namespace nn {
@@ -37,7 +41,7 @@ struct NamedTensor {
 /// template.
 class LOCKSTEP_API Reducer {
  public:
-  /// Collective over the default group; null in a world of one. See the
+  /// Collective over the options' group; null in a group of one. See the
   /// constructor of `DistributedDataParallel`.
   static std::shared_ptr<Reducer> create(
       std::vector<NamedTensor> parameters,

@@ -181,7 +181,7 @@ void Watcher::on_death(int rank) {
   std::optional<Verdict> verdict;
   if (meeting_at_ != nullptr) {
     try {
-      verdict = last_word(*meeting_at_, rank);
+      verdict = last_word(*meeting_at_, global_rank(rank));
     } catch (const StoreError& error) {
       log::debug(error.what());
     }

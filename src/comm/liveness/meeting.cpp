@@ -16,7 +16,6 @@
 namespace lockstep::comm::liveness {
 namespace {
 
-constexpr const char* kOperation = "init_process_group";
 /// Hosts that one host passes the news to.
 constexpr int kFanOut = 8;
 
@@ -67,17 +66,23 @@ void Watcher::publish_and_read(const Deadline& deadline) {
                           .host = host_name(),
                           .cores = own_cores()};
   unix_listener_ = listen_abstract(own.socket_name, 2 * world_size_);
-  publish(*meeting_at_, rank_, own);
-  const auto records = rank_records(*meeting_at_, world_size_, deadline);
+  std::vector<int> all;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    all.push_back(global_rank(rank));
+  }
+  publish(*meeting_at_, all[rank_], own);
+  const auto records = rank_records(*meeting_at_, all, deadline);
   for (int rank = 0; rank < world_size_; ++rank) {
     static_cast<RankRecord&>(peers_[rank]) = records[rank];
   }
   if (peers_[rank_].secret != own.secret) {
+    ErrorContext context = error_context();
+    context.peers = {all[rank_]};
     throw StoreError("another process wrote the store entry of rank " +
-                         std::to_string(rank_) +
+                         std::to_string(all[rank_]) +
                          "; give each rank its own number, and each job its "
                          "own store",
-                     {.operation = kOperation, .peers = {rank_}});
+                     context);
   }
   peers_[rank_].met = true;
 }
@@ -139,12 +144,10 @@ void Watcher::join_tree(const Deadline& deadline) {
   LeaderRecord own = {.address = {}, .ranks = host_ranks_};
   tcp_listener_ =
       listen_tcp(own_address(*meeting_at_), 2 * kFanOut, own.address);
-  publish(*meeting_at_, rank_, own);
+  publish(*meeting_at_, global_rank(rank_), own);
   const auto look = [this] {
     step(std::chrono::milliseconds(0));
-    const auto lost = peer_lost(
-        host_ranks_,
-        {.operation = kOperation, .rank = rank_, .world_size = world_size_});
+    const auto lost = peer_lost(host_ranks_, error_context());
     if (lost) throw *lost;
   };
 
@@ -158,7 +161,8 @@ void Watcher::join_tree(const Deadline& deadline) {
     if (next == place_of.end()) break;
     const int leader = static_cast<int>(next - place_of.begin());
     const auto host = static_cast<int>(leaders.size());
-    const auto record = leader_record(*meeting_at_, leader, deadline, look);
+    const auto record =
+        leader_record(*meeting_at_, global_rank(leader), deadline, look);
     place_of[leader] = host;
     for (const int rank : record.ranks) place_of.at(rank) = host;
     leaders.push_back(leader);
@@ -201,13 +205,11 @@ void Watcher::await(const std::vector<int>& ranks, const Deadline& deadline) {
     return result;
   };
   for (auto due = missing(); !due.empty(); due = missing()) {
-    ErrorContext context{.operation = kOperation,
-                         .rank = rank_,
-                         .world_size = world_size_,
-                         .elapsed = deadline.elapsed()};
+    ErrorContext context = error_context();
+    context.elapsed = deadline.elapsed();
     if (const auto lost = peer_lost(due, context)) throw *lost;
     if (deadline.passed()) {
-      context.peers = due;
+      context.peers = global_ranks(due);
       throw TimeoutError(list_of(due) +
                              " did not connect in time; it may be stopped, or "
                              "have waited for other ranks",
@@ -233,7 +235,7 @@ void Watcher::leave_last_word() noexcept {
   }
   if (!verdict) return;
   try {
-    publish(*meeting_at_, rank_, *verdict);
+    publish(*meeting_at_, global_rank(rank_), *verdict);
   } catch (const std::exception& error) {
     log::debug(std::string("the store was lost: ") + error.what());
   }

@@ -10,7 +10,8 @@
 #include "comm/liveness/verdict.h"
 #include "core/clock.h"
 
-/// What ranks tell each other through the store while they meet.
+/// What ranks tell each other through the store while they meet. Ranks are
+/// global ones.
 namespace lockstep::comm::liveness {
 
 /// Of each rank.
@@ -26,7 +27,7 @@ struct RankRecord {
 /// Of the lowest rank of each host.
 struct LeaderRecord {
   TcpAddress address;
-  std::vector<int> ranks;  ///< of its host
+  std::vector<int> ranks;  ///< of its host, numbered as in the group
 };
 
 void publish(c10d::Store& store, int rank, const RankRecord& record);
@@ -34,10 +35,10 @@ void publish(c10d::Store& store, int rank, const LeaderRecord& record);
 /// Why the rank gave up: who was to blame.
 void publish(c10d::Store& store, int rank, const Verdict& last_word);
 
-/// All ranks' records, in order.
+/// The ranks' records, in order.
 /// \throws TimeoutError  names those that did not come
 std::vector<RankRecord> rank_records(c10d::Store& store,
-                                     int world_size,
+                                     const std::vector<int>& ranks,
                                      const Deadline& deadline);
 
 /// Calls `look` now and then while it waits.

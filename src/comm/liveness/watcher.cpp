@@ -23,6 +23,36 @@ std::shared_ptr<Liveness> Liveness::start(
       store, rank, world_size, timeout, [](int) { return true; });
 }
 
+std::shared_ptr<Liveness> Liveness::start_part(
+    const Liveness& whole,
+    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    std::chrono::milliseconds timeout) {
+  const auto& host_ranks = whole.host_ranks();
+  const auto may_share_host = [&](int rank) {
+    return std::binary_search(
+        host_ranks.begin(), host_ranks.end(), ranks.at(rank));
+  };
+  auto watcher = std::make_shared<liveness::Watcher>(whole, ranks);
+  watcher->meet(*store, timeout, may_share_host);
+  watcher->watch();
+  return watcher;
+}
+
+std::optional<int> Liveness::rank_of(int global_rank) const {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (this->global_rank(rank) == global_rank) return rank;
+  }
+  return std::nullopt;
+}
+
+void Liveness::be_part_of(const Liveness& whole,
+                          const std::vector<int>& ranks) {
+  global_ranks_ = ranks;
+  global_world_size_ = whole.world_size();
+  part_of_crowd_ = whole.is_crowded();
+}
+
 namespace liveness {
 namespace {
 
@@ -56,6 +86,14 @@ Watcher::Watcher(int rank, int world_size)
       answers_(world_size) {
 }
 
+Watcher::Watcher(const Liveness& whole, const std::vector<int>& ranks)
+    : Watcher(
+          static_cast<int>(std::find(ranks.begin(), ranks.end(), whole.rank()) -
+                           ranks.begin()),
+          static_cast<int>(ranks.size())) {
+  be_part_of(whole, ranks);
+}
+
 Watcher::~Watcher() {
   remove_from_registry(*this);
   leave();
@@ -68,7 +106,7 @@ void Watcher::watch() {
   if (!wake_) {
     throw BackendError(
         std::string("cannot make an eventfd: ") + std::strerror(errno),
-        {.operation = "init_process_group"},
+        error_context(),
         errno);
   }
   const BlockSignals block;
@@ -151,7 +189,8 @@ void Watcher::announce_failure(const std::string& reason,
   // An empty reason means a death without a word.
   std::string text = reason.empty() ? "no reason was given" : reason;
   if (accused != rank_) {
-    text = "rank " + std::to_string(rank_) + " gave up on it: " + text;
+    text = "rank " + std::to_string(global_rank(rank_)) +
+           " gave up on it: " + text;
   }
   const Verdict verdict{
       accused, wall_clock(), text.substr(0, Channel::kMaxText)};
@@ -212,7 +251,7 @@ std::optional<TimeoutError> Watcher::timed_out(ErrorContext context) const {
   if (!disturbed()) return std::nullopt;
   const std::lock_guard lock(mutex_);
   if (!gave_up_) return std::nullopt;
-  context.peers = gave_up_->missing;
+  context.peers = global_ranks(gave_up_->missing);
   return TimeoutError(gave_up_text(), std::move(context));
 }
 
@@ -224,8 +263,8 @@ std::string Watcher::gave_up_text() const {
 }
 
 void Watcher::send_fd(int peer, const std::string& name, int fd) {
-  ErrorContext context{
-      .rank = rank_, .world_size = world_size_, .peers = {peer}};
+  ErrorContext context = error_context();
+  context.peers = {global_rank(peer)};
   Link* link = link_to_.at(peer);
   if (link == nullptr || !link->same_host) {
     throw InvalidArgument(
@@ -265,10 +304,9 @@ Fd Watcher::receive_fd(int peer,
       if (found->second.empty()) descriptors_.erase(found);
       return descriptor;
     }
-    const ErrorContext context{.rank = rank_,
-                               .world_size = world_size_,
-                               .peers = {peer},
-                               .elapsed = deadline.elapsed()};
+    ErrorContext context = error_context();
+    context.peers = {global_rank(peer)};
+    context.elapsed = deadline.elapsed();
     if (auto lost = peer_lost_locked({peer}, context)) throw *lost;
     if (deadline.passed()) {
       throw TimeoutError("the descriptor \"" + name + "\" of " + name_of(peer) +
@@ -289,7 +327,7 @@ std::optional<PeerLost> Watcher::peer_lost(const std::vector<int>& waiting_for,
 std::optional<PeerLost> Watcher::peer_lost_locked(
     const std::vector<int>& waiting_for, ErrorContext context) const {
   if (verdict_published_) {
-    context.peers = {verdict_->rank};
+    context.peers = {global_rank(verdict_->rank)};
     const auto name = name_of(verdict_->rank);
     if (verdict_->reason.empty()) {
       return PeerLost(
@@ -305,10 +343,10 @@ std::optional<PeerLost> Watcher::peer_lost_locked(
   for (const int rank : waiting_for) {
     if (!peers_.at(rank).left) continue;
     if (gave_up_) {
-      context.peers = gave_up_->missing;
+      context.peers = global_ranks(gave_up_->missing);
       return PeerLost(name_of(rank) + " left after " + gave_up_text(), context);
     }
-    context.peers = {rank};
+    context.peers = {global_rank(rank)};
     return PeerLost(
         name_of(rank) +
             " left before this was complete; every rank must make the same "
@@ -320,8 +358,8 @@ std::optional<PeerLost> Watcher::peer_lost_locked(
 
 std::string Watcher::name_of(int rank) const {
   const Peer& peer = peers_.at(rank);
-  return "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.pid) +
-         ", host " + peer.host + ')';
+  return "rank " + std::to_string(global_rank(rank)) + " (pid " +
+         std::to_string(peer.pid) + ", host " + peer.host + ')';
 }
 
 std::string Watcher::list_of(const std::vector<int>& ranks) const {

@@ -46,6 +46,8 @@ LOCKSTEP_API std::shared_ptr<Liveness> start(
 class Watcher final : public Liveness {
  public:
   Watcher(int rank, int world_size);
+  /// Of some ranks of `whole`.
+  Watcher(const Liveness& whole, const std::vector<int>& ranks);
   ~Watcher() override;
 
   /// Connects with the others.

@@ -84,11 +84,11 @@ void Algorithms::compare(const Fingerprint& own, const Deadline& deadline) {
           all[rank].operation != Operation::kDestroyProcessGroup) {
         continue;
       }
-      throw PeerLost("rank " + std::to_string(rank) +
+      throw PeerLost("rank " + std::to_string(global_rank_(rank)) +
                          " left before this was complete; every rank must "
                          "make the same calls before destroy_process_group or "
                          "the end of its program",
-                     {.peers = {rank}});
+                     {.peers = {global_rank_(rank)}});
     }
   };
   try {
@@ -109,8 +109,8 @@ void Algorithms::compare(const Fingerprint& own, const Deadline& deadline) {
   }
   refuse_leaver();
   const int rank = static_cast<int>(other - all.begin());
-  throw MismatchError(describe_mismatch(all[0], rank, *other),
-                      {.peers = {rank}});
+  throw MismatchError(describe_mismatch(all[0], rank, *other, global_rank_),
+                      {.peers = {global_rank_(rank)}});
 }
 
 void Algorithms::all_gather(const std::vector<char*>& parts,
@@ -323,7 +323,10 @@ void Algorithms::all_to_all(const std::vector<Stretch>& sends,
   };
   exchange_splits(deadline);
   const auto verdict = compare_splits(
-      size_, element_size, [&](int rank) { return splits[rank].data(); });
+      size_,
+      element_size,
+      [&](int rank) { return splits[rank].data(); },
+      global_rank_);
   if (verdict.mismatch) {
     try {
       exchange_splits(Deadline(kFarewellTime));  // until all have seen it

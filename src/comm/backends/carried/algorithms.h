@@ -43,15 +43,17 @@ class Bytes {
 /// rank's part is done and throws ExchangeError when it cannot be.
 class Algorithms {
  public:
-  /// `give_up`: see Transport::exchange.
+  /// `give_up`: see Transport::exchange. `global_rank`: how errors name ranks.
   Algorithms(Transport& transport,
              int rank,
              int world_size,
-             std::function<bool()> give_up)
+             std::function<bool()> give_up,
+             GlobalRank global_rank)
       : transport_(transport),
         rank_(rank),
         size_(world_size),
-        give_up_(std::move(give_up)) {}
+        give_up_(std::move(give_up)),
+        global_rank_(std::move(global_rank)) {}
 
   /// A barrier; throws MismatchError on every rank when they differ, PeerLost
   /// when one is about to leave.
@@ -120,6 +122,7 @@ class Algorithms {
   const int rank_;
   const int size_;
   const std::function<bool()> give_up_;
+  const GlobalRank global_rank_;
 };
 
 }  // namespace lockstep::comm::carried

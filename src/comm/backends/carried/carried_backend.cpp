@@ -44,7 +44,12 @@ class CarriedBackend final : public c10d::Backend {
         check_(env::get_bool("LOCKSTEP_CHECK").value_or(true)),
         timeout_(context.timeout),
         transport_(std::move(carrier)),
-        algorithms_(transport_, rank_, size_, [this] { return given_up(); }),
+        algorithms_(
+            transport_,
+            rank_,
+            size_,
+            [this] { return given_up(); },
+            [this](int rank) { return global_rank(rank); }),
         worker_([this] { work_off_queue(); }) {
     if (context_.liveness) {
       subscription_ =
@@ -285,11 +290,18 @@ class CarriedBackend final : public c10d::Backend {
   // --- Arguments
 
   [[nodiscard]] ErrorContext error_context(Operation operation) const {
-    return {.operation = name(operation),
-            .group = context_.group_name,
-            .backend = name_,
-            .rank = rank_,
-            .world_size = size_};
+    ErrorContext result = context_.error_context(name_);
+    result.operation = name(operation);
+    return result;
+  }
+
+  [[nodiscard]] int global_rank(int rank) const {
+    return context_.liveness ? context_.liveness->global_rank(rank) : rank;
+  }
+
+  [[nodiscard]] std::vector<int> global_ranks(std::vector<int> ranks) const {
+    for (int& rank : ranks) rank = global_rank(rank);
+    return ranks;
   }
 
   [[nodiscard]] uint32_t root_of(int64_t root) const {
@@ -382,8 +394,10 @@ class CarriedBackend final : public c10d::Backend {
     const ReduceOp op = to_reduce_op(c10d_op);
     const auto result = fingerprint(operation, tensor, op);
     if (!kernels::can_reduce(op, tensor.scalar_type())) {
-      throw Unsupported(describe(result) + " is not available for this dtype",
-                        error_context(operation));
+      const auto same = [](int rank) { return rank; };
+      throw Unsupported(
+          describe(result, same) + " is not available for this dtype",
+          error_context(operation));
     }
     return result;
   }
@@ -497,7 +511,6 @@ class CarriedBackend final : public c10d::Backend {
         return nullptr;
       } catch (const ExchangeError& error) {
         ErrorContext context = next.work->context();
-        context.peers = error.missing;
         context.elapsed = deadline.elapsed();
         throw_converted(error, deadline, std::move(context));
       } catch (const MismatchError& error) {
@@ -532,21 +545,24 @@ class CarriedBackend final : public c10d::Backend {
     // The carrier may see a death before it is on record.
     if (context_.liveness) {
       throw_verdict(*context_.liveness,
-                    context.peers,
+                    error.missing,
                     context,
                     deadline.passed() ? 0ms : kVerdictTime);
     }
-    if (deadline.passed()) throw_timeout(std::move(context));
+    if (deadline.passed()) throw_timeout(error.missing, std::move(context));
+    context.peers = global_ranks(error.missing);
     throw BackendError(name_ + " failed: " + error.what(), std::move(context));
   }
 
   /// Names whom an operation waited for until its deadline: who does not
-  /// answer, else who has not come to it, else whose messages are outstanding.
-  [[noreturn]] void throw_timeout(ErrorContext context) const {
+  /// answer, else who has not come to it, else `missing`, whose messages are
+  /// outstanding.
+  [[noreturn]] void throw_timeout(std::vector<int> missing,
+                                  ErrorContext context) const {
     std::string problem = " did not take part until the end";
     if (const auto& liveness = context_.liveness) {
       const auto progress = liveness->ask_progress(kAnswerTime);
-      throw_verdict(*liveness, context.peers, context, 0ms);
+      throw_verdict(*liveness, missing, context, 0ms);
       std::vector<int> silent;
       std::vector<int> behind;
       for (int rank = 0; rank < size_; ++rank) {
@@ -559,14 +575,15 @@ class CarriedBackend final : public c10d::Backend {
       }
       if (!silent.empty()) {
         problem = " did not answer";
-        context.peers = silent;
+        missing = silent;
       } else if (!behind.empty()) {
         problem = " did not make this call";
-        context.peers = behind;
+        missing = behind;
       }
-      if (!context.peers.empty()) liveness->announce_timeout(context.peers);
+      if (!missing.empty()) liveness->announce_timeout(missing);
     }
-    throw TimeoutError(list_of(context.peers) + problem +
+    context.peers = global_ranks(missing);
+    throw TimeoutError(list_of(global_ranks(missing)) + problem +
                            " in time; look there for a process that is "
                            "stopped, slower or in other code, or raise the "
                            "timeout",

@@ -28,11 +28,7 @@ c10::intrusive_ptr<c10d::Backend> connect(
 
 c10::intrusive_ptr<c10d::Backend> connect_watched(
     const BackendContext& context) {
-  const ErrorContext error = {.operation = "init_process_group",
-                              .group = context.group_name,
-                              .backend = "gloo",
-                              .rank = context.rank,
-                              .world_size = context.world_size};
+  const ErrorContext error = context.error_context("gloo");
   const auto& liveness = context.liveness;
   const auto store = c10::make_intrusive<carried::WatchedStore>(
       kPrefix, context.store, liveness, context.created_by.remaining(), error);

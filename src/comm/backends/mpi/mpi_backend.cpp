@@ -63,7 +63,7 @@ auto run_watched(Call call,
         context.elapsed = deadline.elapsed();
         throw TimeoutError(
             "not all processes of the MPI job came to this call; let all of "
-            "them call init_process_group, or raise the timeout",
+            "them make it, or raise the timeout",
             context);
       }
     }
@@ -116,11 +116,7 @@ std::vector<int> exchange_world_ranks(c10d::Store& store,
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
-  const ErrorContext error = {.operation = "init_process_group",
-                              .group = context.group_name,
-                              .backend = "mpi",
-                              .rank = context.rank,
-                              .world_size = context.world_size};
+  const ErrorContext error = context.error_context("mpi");
   const auto& liveness = context.liveness;
   const World world = start(context.created_by, error);
   carried::WatchedStore store(

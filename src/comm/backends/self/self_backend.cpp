@@ -22,7 +22,8 @@ class DoneWork final : public c10d::Work {
 
 class SelfBackend final : public c10d::Backend {
  public:
-  SelfBackend() : Backend(0, 1) {}
+  explicit SelfBackend(ErrorContext context)
+      : Backend(0, 1), context_(std::move(context)) {}
 
   const std::string getBackendName() const override { return "self"; }
 
@@ -122,13 +123,11 @@ class SelfBackend final : public c10d::Backend {
  private:
   c10::intrusive_ptr<c10d::Work> done(c10d::OpType type) const {
     if (!open_.load()) {
+      ErrorContext context = context_;
+      context.operation = c10d::opTypeToString(type);
       throw InvalidArgument(
           "the group was destroyed; call init_process_group again",
-          {.operation = c10d::opTypeToString(type),
-           .group = "world",
-           .backend = "self",
-           .rank = 0,
-           .world_size = 1});
+          std::move(context));
     }
     return c10::make_intrusive<DoneWork>(type);
   }
@@ -147,13 +146,14 @@ class SelfBackend final : public c10d::Backend {
     output.copy_(input.view_as(output));
   }
 
+  const ErrorContext context_;
   std::atomic<bool> open_{true};
 };
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> create() {
-  return c10::make_intrusive<SelfBackend>();
+c10::intrusive_ptr<c10d::Backend> create(ErrorContext context) {
+  return c10::make_intrusive<SelfBackend>(std::move(context));
 }
 
 }  // namespace lockstep::comm::self

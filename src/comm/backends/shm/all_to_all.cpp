@@ -1,6 +1,7 @@
 #include "comm/backends/shm/algorithms.h"
 #include "comm/backends/shm/chunks.h"
 #include "comm/backends/shm/transfer.h"
+#include "comm/liveness.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -67,10 +68,11 @@ void all_to_all(Channel& channel,
   Staged::write(channel.next_staging(), own, sends, receives);
   channel.begin(call.fingerprint, call.timeout);
 
-  const auto verdict =
-      compare_splits(channel.size(), call.element_size(), [&](int r) {
-        return staged(static_cast<size_t>(r)).splits();
-      });
+  const auto verdict = compare_splits(
+      channel.size(),
+      call.element_size(),
+      [&](int r) { return staged(static_cast<size_t>(r)).splits(); },
+      [&](int r) { return channel.liveness().global_rank(r); });
   if (verdict.mismatch) {
     auto context = channel.context();
     context.peers = {verdict.mismatch->rank};

@@ -8,22 +8,23 @@ namespace lockstep::comm::shm {
 Channel::Channel(std::shared_ptr<Liveness> liveness,
                  std::string group,
                  std::chrono::milliseconds timeout)
-    : group_(std::move(group)),
-      rank_(liveness->rank()),
-      size_(liveness->world_size()),
+    : liveness_(std::move(liveness)),
+      group_(std::move(group)),
+      rank_(liveness_->rank()),
+      size_(liveness_->world_size()),
       layout_(size_),
-      segment_(share_one(*liveness, "shm/" + group_, layout_.bytes(), timeout)),
-      waiter_(control(rank_).bell, liveness),
+      segment_(
+          share_one(*liveness_, "shm/" + group_, layout_.bytes(), timeout)),
+      waiter_(control(rank_).bell, liveness_),
       timeout_(timeout) {
   step();
 }
 
 ErrorContext Channel::context() const {
-  ErrorContext result{.operation = operation_,
-                      .group = group_,
-                      .backend = "shm",
-                      .rank = rank_,
-                      .world_size = size_};
+  ErrorContext result = liveness_->error_context();
+  result.operation = operation_;
+  result.group = group_;
+  result.backend = "shm";
   if (sequence_ > 0) result.sequence = sequence_;
   return result;
 }
@@ -90,8 +91,11 @@ void Channel::compare(const Fingerprint& own) const {
   int other = 1;
   while (of(other) == of(0)) ++other;
   ErrorContext filled = context();
-  filled.peers = {other};
-  throw MismatchError(describe_mismatch(of(0), other, of(other)),
+  filled.peers = {liveness_->global_rank(other)};
+  const auto global_rank = [this](int rank) {
+    return liveness_->global_rank(rank);
+  };
+  throw MismatchError(describe_mismatch(of(0), other, of(other), global_rank),
                       std::move(filled));
 }
 

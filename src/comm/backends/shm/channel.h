@@ -27,6 +27,7 @@ class Channel {
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] const Liveness& liveness() const { return *liveness_; }
   /// Of the operation under way.
   [[nodiscard]] ErrorContext context() const;
 
@@ -66,6 +67,7 @@ class Channel {
   void arrive(uint64_t value, Flag flag);
   void compare(const Fingerprint& own) const;
 
+  std::shared_ptr<Liveness> liveness_;
   std::string group_;
   int rank_;
   int size_;
@@ -74,7 +76,7 @@ class Channel {
   Waiter waiter_;
   uint64_t sequence_ = 0;
   uint64_t steps_ = 0;
-  const char* operation_ = "init_process_group";
+  const char* operation_ = "";  ///< none yet
   std::chrono::milliseconds timeout_;
 };
 

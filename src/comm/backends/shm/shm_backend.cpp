@@ -455,11 +455,11 @@ class ShmBackend final : public c10d::Backend {
   }
 
   [[nodiscard]] ErrorContext context(Operation operation) const {
-    return {.operation = name(operation),
-            .group = group_,
-            .backend = "shm",
-            .rank = rank_,
-            .world_size = size_};
+    ErrorContext result = channel_.liveness().error_context();
+    result.operation = name(operation);
+    result.group = group_;
+    result.backend = "shm";
+    return result;
   }
 
   template <class E = InvalidArgument>
@@ -608,21 +608,13 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
   if (!context.liveness || !context.liveness->single_host()) {
     throw Unsupported(
         "the backend shm needs all ranks on one host; use hybrid or gloo",
-        {.operation = "init_process_group",
-         .group = context.group_name,
-         .backend = "shm",
-         .rank = context.rank,
-         .world_size = context.world_size});
+        {.backend = "shm"});
   }
   if (context.world_size > Layout::kMostRanks) {
     throw Unsupported("the backend shm serves " +
                           std::to_string(Layout::kMostRanks) +
                           " ranks at most; use gloo",
-                      {.operation = "init_process_group",
-                       .group = context.group_name,
-                       .backend = "shm",
-                       .rank = context.rank,
-                       .world_size = context.world_size});
+                      {.backend = "shm"});
   }
   return c10::make_intrusive<ShmBackend>(context);
 }

@@ -47,11 +47,6 @@ void ring_always(Doorbell& bell) noexcept {
   futex_wake(bell.rings);
 }
 
-bool is_crowded(const Liveness& liveness) {
-  return liveness.host_ranks().size() >
-         static_cast<size_t>(liveness.host_cores());
-}
-
 std::string list(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -74,8 +69,8 @@ void ring(Doorbell& bell) noexcept {
 Waiter::Waiter(Doorbell& bell, std::shared_ptr<Liveness> liveness)
     : bell_(bell),
       liveness_(std::move(liveness)),
-      spins_(is_crowded(*liveness_) ? kSpinsCrowded : kSpins),
-      yields_(is_crowded(*liveness_) ? kYieldsCrowded : 0),
+      spins_(liveness_->is_crowded() ? kSpinsCrowded : kSpins),
+      yields_(liveness_->is_crowded() ? kYieldsCrowded : 0),
       subscription_(liveness_->subscribe([this] { ring_always(bell_); })) {
 }
 
@@ -94,7 +89,7 @@ void Waiter::wait_slowly(const std::function<bool()>& ready,
   const Deadline deadline(timeout);
   const auto failure_context = [&](const std::vector<int>& peers) {
     ErrorContext filled = context();
-    filled.peers = peers;
+    filled.peers = liveness_->global_ranks(peers);
     filled.elapsed = deadline.elapsed();
     return filled;
   };
@@ -119,7 +114,8 @@ void Waiter::wait_slowly(const std::function<bool()>& ready,
     if (lost) throw *lost;
     if (late) {
       const auto peers = missing();
-      throw TimeoutError(list(peers) + " did not arrive within " +
+      throw TimeoutError(list(liveness_->global_ranks(peers)) +
+                             " did not arrive within " +
                              std::to_string(timeout.count()) +
                              " ms; look there for a rank that is stopped, "
                              "slower or in other code, or raise the timeout",
