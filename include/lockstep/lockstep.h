@@ -11,6 +11,7 @@
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/distributed/collectives.h"
+#include "lockstep/distributed/device_mesh.h"
 #include "lockstep/distributed/new_group.h"
 #include "lockstep/distributed/process_group.h"
 #include "lockstep/launch/launch.h"
