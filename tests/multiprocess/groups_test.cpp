@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -71,6 +72,22 @@ LOCKSTEP_PROCESS(groups_of_a_victim) {
   return 0;
 }
 
+/// Rank 0 does not catch the error about rank 2, for whom rank 1 does not wait.
+LOCKSTEP_PROCESS(groups_with_an_uncaught_error) {
+  init_process_group();
+  const auto pair = new_group({0, 1});
+  const auto other = new_group({0, 2});
+  say("ready");
+  if (get_rank() == 1) {
+    say(end_of(pair));
+  } else if (get_rank() == 2) {
+    ::pause();
+  } else {
+    barrier({.group = other});
+  }
+  return 0;
+}
+
 class Groups : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Groups, AKilledMemberIsNamedAndTheRestGoesOn) {
@@ -86,6 +103,19 @@ TEST_P(Groups, AKilledMemberIsNamedAndTheRestGoesOn) {
     EXPECT_EQ(results[rank].out, "ready\nlost 2\npair works\nlost 2\npassed\n")
         << results[rank];
   }
+}
+
+TEST_P(Groups, ARankThatDiesOfADeathElsewhereSaysSo) {
+  Ranks ranks(
+      3, "groups_with_an_uncaught_error", {{"LOCKSTEP_BACKEND", GetParam()}});
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(ranks[rank].wait_for_output("ready\n")) << ranks[rank].wait(1s);
+  }
+  ranks[2].signal(SIGKILL);
+  const auto results = ranks.wait(30s);
+  EXPECT_EQ(results[0].signal, SIGABRT) << results[0];
+  EXPECT_TRUE(results[1].ok()) << results[1];
+  EXPECT_EQ(results[1].out, "ready\nlost 0\n") << results[1];
 }
 
 INSTANTIATE_TEST_SUITE_P(Shm, Groups, ::testing::Values("shm"));
