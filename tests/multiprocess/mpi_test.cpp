@@ -20,6 +20,7 @@
 #include "core/env.h"
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/collectives.h"
+#include "lockstep/distributed/new_group.h"
 #include "lockstep/distributed/process_group.h"
 #include "lockstep/testing/run_ranks.h"
 #include "support/multiprocess.h"
@@ -284,6 +285,53 @@ TEST(MpiMessages, WaitingLeavesTheProcessorToOthers) {
   const auto at = result.out.find("used ");
   ASSERT_NE(at, std::string::npos) << result;
   EXPECT_LT(std::stod(result.out.substr(at + 5)), 0.1) << result;
+}
+
+// --- Groups
+
+at::Tensor sum_in(const ProcessGroup& group) {
+  auto tensor = torch::full({1000}, get_rank() + 1.0);
+  all_reduce(tensor, {.group = group});
+  return tensor;
+}
+
+/// Rank 3 comes late to a call of two, which ends that group alone.
+LOCKSTEP_PROCESS(mpi_groups) {
+  init_process_group({.backend = "mpi"});
+  const int rank = get_rank();
+  const auto even = new_group({0, 2});
+  const auto last = new_group({1, 2, 3});
+  const auto late = new_group({1, 3}, {.timeout = 500ms});
+  auto everywhere = torch::full({1000}, rank + 1.0);
+  const auto work = all_reduce(everywhere, {.async_op = true});
+  bool right = get_backend(last) == (rank == 0 ? "" : "mpi");
+  if (even.is_member()) right &= sum_in(even).equal(torch::full({1000}, 4.0));
+  if (last.is_member()) right &= sum_in(last).equal(torch::full({1000}, 9.0));
+  work.wait();
+  right &= everywhere.equal(torch::full({1000}, 10.0));
+  destroy_process_group(even);
+  if (rank == 3) std::this_thread::sleep_for(1s);
+  if (late.is_member()) {
+    try {
+      sum_in(late);
+      right = false;
+    } catch (const TimeoutError& error) {
+      right &= error.context().peers == std::vector<int>{3};
+    } catch (const Error&) {
+      right &= rank == 3;  // it learns that the other has given up
+    }
+  }
+  check_sum();
+  const auto again = new_group({1, 3});
+  if (again.is_member()) right &= sum_in(again).equal(torch::full({1000}, 6.0));
+  check_sum();
+  destroy_process_group();
+  return right ? 0 : 1;
+}
+
+TEST(MpiGroups, OfSomeRanksEndAlone) {
+  const auto result = run(mpirun_entry(4, "mpi_groups"));
+  EXPECT_TRUE(result.ok()) << result;
 }
 
 // --- Lost ranks
