@@ -44,7 +44,7 @@ bool Message::isCompleted() {
   } catch (...) {
     end(std::current_exception());
   }
-  return Work::isCompleted();
+  return has_ended();
 }
 
 bool Message::wait(std::chrono::milliseconds timeout) {
@@ -69,7 +69,7 @@ bool Message::wait(std::chrono::milliseconds timeout) {
 }
 
 void Message::end(const std::exception_ptr& error) {
-  if (!Work::isCompleted()) finish(error);
+  if (!has_ended()) finish(error);
 }
 
 void Message::abort() {

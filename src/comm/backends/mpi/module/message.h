@@ -37,6 +37,7 @@ class Message final : public c10d::Work {
     return retrieveOpType() == c10d::OpType::SEND;
   }
   [[nodiscard]] size_t bytes() const { return tensor_.nbytes(); }
+  [[nodiscard]] bool has_ended() { return Work::isCompleted(); }
   /// The first call counts.
   void end(const std::exception_ptr& error);
 

@@ -127,6 +127,7 @@ void Messages::post_rest(const Pointer& message) {
 void Messages::post_rests_in_order() {
   std::vector<int> held_back;  // tags
   std::erase_if(unfinished_, [&](const Pointer& message) {
+    if (message->has_ended()) return true;  // with an error
     const bool first_came = message->parts_under_way_ == 0;
     if (!first_came ||
         std::find(held_back.begin(), held_back.end(), message->tag_) !=
