@@ -15,7 +15,7 @@ void connect(Group& group,
   if (group.world_size == 1) {
     auto context = group.context("");
     context.backend = "self";
-    group.backend = comm::self::create(std::move(context));
+    group.backend = comm::self::create(std::move(context), group.timeout);
     return;
   }
   try {

@@ -379,7 +379,7 @@ void expect_mismatch(int ranks,
       ADD_FAILURE() << "usable after a failure";
     } catch (const BackendError& error) {
       const std::string text = error.what();
-      EXPECT_NE(text.find("cannot be used after it failed"), std::string::npos);
+      EXPECT_NE(text.find("cannot be used again"), std::string::npos);
       EXPECT_NE(text.find(second), std::string::npos) << text;
     }
   });

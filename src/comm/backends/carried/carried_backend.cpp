@@ -5,11 +5,14 @@
 #include <thread>
 
 #include "comm/backends/carried/algorithms.h"
+#include "comm/backends/carried/messenger.h"
 #include "comm/backends/carried/transport.h"
 #include "comm/backends/carried/work.h"
 #include "comm/fingerprint.h"
+#include "comm/first_failure.h"
 #include "comm/kernels/reduce.h"
 #include "comm/liveness.h"
+#include "comm/p2p/message_backend.h"
 #include "comm/splits.h"
 #include "core/block_sigpipe.h"
 #include "core/clock.h"
@@ -33,16 +36,20 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
-class CarriedBackend final : public c10d::Backend {
+class CarriedBackend final : public p2p::MessageBackend {
  public:
   CarriedBackend(std::string name,
                  const BackendContext& context,
-                 c10::intrusive_ptr<c10d::Backend> carrier)
-      : Backend(context.rank, context.world_size),
+                 c10::intrusive_ptr<c10d::Backend> carrier,
+                 bool exact_sizes)
+      : MessageBackend(context.rank, context.world_size),
         name_(std::move(name)),
         context_(context),
         check_(env::get_bool("LOCKSTEP_CHECK").value_or(true)),
         timeout_(context.timeout),
+        failure_(std::make_shared<FirstFailure>()),
+        messenger_(std::make_shared<CarriedMessenger>(
+            carrier, context.liveness, failure_, exact_sizes)),
         transport_(std::move(carrier)),
         algorithms_(
             transport_,
@@ -72,6 +79,7 @@ class CarriedBackend final : public c10d::Backend {
   void abort() override {
     aborted_.store(true);
     transport_.interrupt();
+    messenger_->abort("the group was aborted");
   }
 
   c10::intrusive_ptr<c10d::Work> allreduce(
@@ -279,6 +287,22 @@ class CarriedBackend final : public c10d::Backend {
                   });
   }
 
+ protected:
+  [[nodiscard]] ErrorContext error_context(
+      const char* operation) const override {
+    ErrorContext result = context_.error_context(name_);
+    result.operation = operation;
+    return result;
+  }
+  [[nodiscard]] std::chrono::milliseconds group_timeout() const override {
+    return timeout_.load();
+  }
+  std::shared_ptr<p2p::Messenger> messenger(
+      const ErrorContext& context) override {
+    if (failure_->happened()) failure_->refuse(context);
+    return messenger_;
+  }
+
  private:
   struct Queued {
     c10::intrusive_ptr<QueuedWork> work;
@@ -290,9 +314,7 @@ class CarriedBackend final : public c10d::Backend {
   // --- Arguments
 
   [[nodiscard]] ErrorContext error_context(Operation operation) const {
-    ErrorContext result = context_.error_context(name_);
-    result.operation = name(operation);
-    return result;
+    return error_context(name(operation));
   }
 
   [[nodiscard]] int global_rank(int rank) const {
@@ -464,13 +486,7 @@ class CarriedBackend final : public c10d::Backend {
       throw InvalidArgument(
           "the group was destroyed; call init_process_group again", error);
     }
-    if (!failure_text_.empty()) {
-      throw BackendError(
-          "an earlier operation failed, so the group cannot be "
-          "used again; call destroy_process_group. It was: " +
-              failure_text_,
-          error);
-    }
+    if (failure_->happened()) failure_->refuse(error);
     error.sequence = ++sequence_;
     auto work = c10::make_intrusive<QueuedWork>(
         type, std::move(outputs), std::move(error));
@@ -494,7 +510,7 @@ class CarriedBackend final : public c10d::Backend {
       if (!failure) failure = run(next);
       next.work->complete(failure);
     }
-    if (!failure && !given_up()) take_leave();
+    if (!failure_->happened() && !given_up()) take_leave();
     transport_.close();
   }
 
@@ -523,9 +539,9 @@ class CarriedBackend final : public c10d::Backend {
         throw PeerLost(error.message(), std::move(context));
       }
     } catch (const std::exception& error) {
-      const std::lock_guard lock(mutex_);
-      failure_text_ = error.what();
+      failure_->note(std::current_exception());
       transport_.close();
+      messenger_->abort(std::string("the group failed: ") + error.what());
       return std::current_exception();
     }
   }
@@ -591,6 +607,7 @@ class CarriedBackend final : public c10d::Backend {
   }
 
   void stop() {
+    messenger_->finish();
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -619,6 +636,8 @@ class CarriedBackend final : public c10d::Backend {
   const bool check_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<bool> aborted_{false};
+  const std::shared_ptr<FirstFailure> failure_;
+  const std::shared_ptr<CarriedMessenger> messenger_;
   Transport transport_;
   Algorithms algorithms_;
   uint64_t subscription_ = 0;
@@ -627,7 +646,6 @@ class CarriedBackend final : public c10d::Backend {
   std::condition_variable queue_grew_;
   std::deque<Queued> queue_;
   uint64_t sequence_ = 0;
-  std::string failure_text_;
   bool stopping_ = false;
 
   std::mutex stop_mutex_;
@@ -639,8 +657,10 @@ class CarriedBackend final : public c10d::Backend {
 c10::intrusive_ptr<c10d::Backend> make_carried_backend(
     const std::string& name,
     const BackendContext& context,
-    c10::intrusive_ptr<c10d::Backend> carrier) {
-  return c10::make_intrusive<CarriedBackend>(name, context, std::move(carrier));
+    c10::intrusive_ptr<c10d::Backend> carrier,
+    bool exact_sizes) {
+  return c10::make_intrusive<CarriedBackend>(
+      name, context, std::move(carrier), exact_sizes);
 }
 
 void throw_verdict(const Liveness& liveness,

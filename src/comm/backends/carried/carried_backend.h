@@ -17,12 +17,14 @@ namespace lockstep::comm::carried {
 /// `LOCKSTEP_CHECK=0` on every rank leaves that out; what ranks get whose sizes
 /// differ is then undefined.
 ///
-/// `name` is what users know it by. The carrier is released as soon as it is of
-/// no more use: after a failure, and at the end.
+/// `name` is what users know it by. `exact_sizes`: a receive of the carrier
+/// takes only messages of its own size, not smaller ones. The carrier is
+/// released as soon as it is of no more use: after a failure, and at the end.
 c10::intrusive_ptr<c10d::Backend> make_carried_backend(
     const std::string& name,
     const BackendContext& context,
-    c10::intrusive_ptr<c10d::Backend> carrier);
+    c10::intrusive_ptr<c10d::Backend> carrier,
+    bool exact_sizes = false);
 
 /// How long the verdict on a dead peer may take after a carrier lost it.
 inline constexpr std::chrono::milliseconds kVerdictTime =

@@ -32,8 +32,9 @@ class Transport {
     void* data;
     size_t bytes;
   };
-  /// Messages of different channels never meet.
-  enum Channel : int { kData, kControl };
+  /// Messages of different channels never meet. The last two are the
+  /// messenger's.
+  enum Channel : int { kData, kControl, kFrames, kRests };
 
   explicit Transport(c10::intrusive_ptr<c10d::Backend> carrier)
       : carrier_(std::move(carrier)) {}

@@ -135,7 +135,8 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
       },
       context.created_by,
       error);
-  return carried::make_carried_backend("mpi", context, std::move(carrier));
+  return carried::make_carried_backend(
+      "mpi", context, std::move(carrier), /*exact_sizes=*/true);
 }
 
 rendezvous::Assigned assigned(const Deadline& deadline) {

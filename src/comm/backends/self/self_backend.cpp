@@ -3,6 +3,8 @@
 #include <atomic>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "comm/p2p/message_backend.h"
+#include "comm/p2p/self_messenger.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm::self {
@@ -20,10 +22,16 @@ class DoneWork final : public c10d::Work {
   }
 };
 
-class SelfBackend final : public c10d::Backend {
+class SelfBackend final : public p2p::MessageBackend {
  public:
-  explicit SelfBackend(ErrorContext context)
-      : Backend(0, 1), context_(std::move(context)) {}
+  SelfBackend(ErrorContext context, std::chrono::milliseconds timeout)
+      : MessageBackend(0, 1),
+        context_(std::move(context)),
+        timeout_(timeout),
+        messenger_(std::make_shared<p2p::SelfMessenger>(
+            [rank = context_.rank](int) { return rank; })) {}
+
+  ~SelfBackend() override { messenger_->finish(); }
 
   const std::string getBackendName() const override { return "self"; }
 
@@ -118,18 +126,41 @@ class SelfBackend final : public c10d::Backend {
     return done(c10d::OpType::BARRIER);
   }
 
-  void shutdown() override { open_.store(false); }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    timeout_.store(timeout);
+  }
+
+  void shutdown() override {
+    open_.store(false);
+    messenger_->finish();
+  }
+
+ protected:
+  [[nodiscard]] ErrorContext error_context(
+      const char* operation) const override {
+    ErrorContext context = context_;
+    context.operation = operation;
+    return context;
+  }
+  [[nodiscard]] std::chrono::milliseconds group_timeout() const override {
+    return timeout_.load();
+  }
+  std::shared_ptr<p2p::Messenger> messenger(
+      const ErrorContext& context) override {
+    check_open(context);
+    return messenger_;
+  }
 
  private:
   c10::intrusive_ptr<c10d::Work> done(c10d::OpType type) const {
-    if (!open_.load()) {
-      ErrorContext context = context_;
-      context.operation = c10d::opTypeToString(type);
-      throw InvalidArgument(
-          "the group was destroyed; call init_process_group again",
-          std::move(context));
-    }
+    check_open(error_context(c10d::opTypeToString(type).c_str()));
     return c10::make_intrusive<DoneWork>(type);
+  }
+
+  void check_open(const ErrorContext& context) const {
+    if (open_.load()) return;
+    throw InvalidArgument(
+        "the group was destroyed; call init_process_group again", context);
   }
 
   static void check_same_numel(const at::Tensor& output,
@@ -147,13 +178,16 @@ class SelfBackend final : public c10d::Backend {
   }
 
   const ErrorContext context_;
+  std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<bool> open_{true};
+  const std::shared_ptr<p2p::SelfMessenger> messenger_;
 };
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> create(ErrorContext context) {
-  return c10::make_intrusive<SelfBackend>(std::move(context));
+c10::intrusive_ptr<c10d::Backend> create(ErrorContext context,
+                                         std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<SelfBackend>(std::move(context), timeout);
 }
 
 }  // namespace lockstep::comm::self

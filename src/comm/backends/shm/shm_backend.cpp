@@ -6,11 +6,14 @@
 
 #include "comm/backends/shm/algorithms.h"
 #include "comm/backends/shm/channel.h"
+#include "comm/backends/shm/p2p/messenger.h"
 #include "comm/backends/shm/sequencer.h"
 #include "comm/backends/shm/shm_work.h"
 #include "comm/fingerprint.h"
+#include "comm/first_failure.h"
 #include "comm/kernels/reduce.h"
 #include "comm/liveness.h"
+#include "comm/p2p/message_backend.h"
 #include "comm/splits.h"
 #include "lockstep/core/error.h"
 
@@ -43,17 +46,26 @@ std::vector<Pointer> stretches(const at::Tensor& tensor, int ranks) {
   return result;
 }
 
-class ShmBackend final : public c10d::Backend {
+class ShmBackend final : public p2p::MessageBackend {
  public:
   explicit ShmBackend(const BackendContext& context)
-      : Backend(context.rank, context.world_size),
+      : MessageBackend(context.rank, context.world_size),
         group_(context.group_name),
         timeout_(context.timeout),
+        failure_(std::make_shared<FirstFailure>()),
+        messenger_(
+            std::make_shared<RingMessenger>(context.liveness,
+                                            context.group_name,
+                                            context.created_by.remaining(),
+                                            failure_)),
         channel_(context.liveness,
                  context.group_name,
                  context.created_by.remaining()) {}
 
-  ~ShmBackend() override { sequencer_.finish(); }
+  ~ShmBackend() override {
+    messenger_->finish();
+    sequencer_.finish();
+  }
 
   const std::string getBackendName() const override { return "shm"; }
   c10::intrusive_ptr<Options> getBackendOptions() override {
@@ -63,11 +75,16 @@ class ShmBackend final : public c10d::Backend {
     timeout_.store(timeout);
   }
 
-  /// Returns when everything that was called has ended.
+  /// Returns when everything that was called has ended, but for receives that
+  /// no message has come for: those it ends.
   void shutdown() override {
     closed_.store(true);
+    messenger_->finish();
     sequencer_.finish();
   }
+
+  /// Ends sends and receives with BackendError.
+  void abort() override { messenger_->abort(); }
 
   WorkPtr allreduce(Tensors& tensors,
                     const c10d::AllreduceOptions& opts) override {
@@ -336,6 +353,24 @@ class ShmBackend final : public c10d::Backend {
         });
   }
 
+ protected:
+  [[nodiscard]] ErrorContext error_context(
+      const char* operation) const override {
+    ErrorContext result = channel_.liveness().error_context();
+    result.operation = operation;
+    result.group = group_;
+    result.backend = "shm";
+    return result;
+  }
+  [[nodiscard]] std::chrono::milliseconds group_timeout() const override {
+    return timeout_.load();
+  }
+  std::shared_ptr<p2p::Messenger> messenger(
+      const ErrorContext& context) override {
+    if (failure_->happened()) failure_->refuse(context);
+    return messenger_;
+  }
+
  private:
   WorkPtr gather_into(OpType type,
                       const Tensors& outputs,
@@ -406,16 +441,16 @@ class ShmBackend final : public c10d::Backend {
         context(operation), type, std::move(outputs), std::move(inputs));
     auto guarded = [this,
                     operation,
-                    was_failed = failed_.load(std::memory_order_relaxed),
+                    was_failed = failure_->happened(),
                     body = std::move(body)](const Tensors& to,
                                             const Tensors& from) {
-      if (failure_ && was_failed) refuse(operation);
-      if (failure_) std::rethrow_exception(failure_);
+      // What was queued before the failure shares its error.
+      if (was_failed) failure_->refuse(context(operation));
+      if (failure_->happened()) std::rethrow_exception(failure_->error());
       try {
         body(to, from);
       } catch (...) {
-        failure_ = std::current_exception();
-        failed_ = true;
+        failure_->note(std::current_exception());
         throw;
       }
     };
@@ -430,36 +465,13 @@ class ShmBackend final : public c10d::Backend {
     return work;
   }
 
-  /// What is called after the failure; what was queued before shares its error.
-  [[noreturn]] void refuse(Operation operation) const {
-    auto refused = context(operation);
-    std::string reason;
-    try {
-      std::rethrow_exception(failure_);
-    } catch (const Error& error) {
-      refused.peers = error.context().peers;
-      reason = error.what();
-    } catch (const std::exception& error) {
-      reason = error.what();
-    }
-    throw BackendError(
-        "the group cannot be used after it failed; call destroy_process_group "
-        "and init_process_group again. The failure was: " +
-            reason,
-        std::move(refused));
-  }
-
   template <class Opts>
   [[nodiscard]] std::chrono::milliseconds timeout_of(const Opts& opts) const {
     return opts.timeout > kNoTimeout ? opts.timeout : timeout_.load();
   }
 
   [[nodiscard]] ErrorContext context(Operation operation) const {
-    ErrorContext result = channel_.liveness().error_context();
-    result.operation = name(operation);
-    result.group = group_;
-    result.backend = "shm";
-    return result;
+    return error_context(name(operation));
   }
 
   template <class E = InvalidArgument>
@@ -595,10 +607,9 @@ class ShmBackend final : public c10d::Backend {
   const std::string group_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<bool> closed_{false};
-  // Both belong to the operation under way.
-  Channel channel_;
-  std::exception_ptr failure_;  ///< of the thread that holds the sequencer
-  std::atomic<bool> failed_{false};
+  const std::shared_ptr<FirstFailure> failure_;
+  const std::shared_ptr<RingMessenger> messenger_;
+  Channel channel_;  ///< of the operation under way
   Sequencer sequencer_;
 };
 

@@ -42,11 +42,6 @@ void full_fence() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-void ring_always(Doorbell& bell) noexcept {
-  bell.rings.fetch_add(1, std::memory_order_release);
-  futex_wake(bell.rings);
-}
-
 std::string list(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -66,11 +61,31 @@ void ring(Doorbell& bell) noexcept {
   if (bell.sleeping.load(std::memory_order_relaxed) != 0) ring_always(bell);
 }
 
+void ring_always(Doorbell& bell) noexcept {
+  bell.rings.fetch_add(1, std::memory_order_release);
+  futex_wake(bell.rings);
+}
+
+void announce_sleep(Doorbell& bell) noexcept {
+  bell.sleeping.store(1, std::memory_order_relaxed);
+  full_fence();
+}
+
+void sleep_until_rung(Doorbell& bell,
+                      uint32_t seen,
+                      std::chrono::milliseconds limit) noexcept {
+  futex_wait(bell.rings, seen, limit);
+}
+
+Patience patience(const Liveness& liveness) {
+  return liveness.is_crowded() ? Patience{kSpinsCrowded, kYieldsCrowded}
+                               : Patience{kSpins, 0};
+}
+
 Waiter::Waiter(Doorbell& bell, std::shared_ptr<Liveness> liveness)
     : bell_(bell),
       liveness_(std::move(liveness)),
-      spins_(liveness_->is_crowded() ? kSpinsCrowded : kSpins),
-      yields_(liveness_->is_crowded() ? kYieldsCrowded : 0),
+      patience_(patience(*liveness_)),
       subscription_(liveness_->subscribe([this] { ring_always(bell_); })) {
 }
 
@@ -82,7 +97,7 @@ void Waiter::wait_slowly(const std::function<bool()>& ready,
                          std::chrono::milliseconds timeout,
                          const std::function<std::vector<int>()>& missing,
                          const std::function<ErrorContext()>& context) {
-  for (int i = 0; i < yields_; ++i) {
+  for (int i = 0; i < patience_.yields; ++i) {
     if (ready()) return;
     ::sched_yield();
   }
@@ -96,8 +111,7 @@ void Waiter::wait_slowly(const std::function<bool()>& ready,
   while (true) {
     // Read before the conditions are: a ring after this ends the futex wait.
     const uint32_t seen = bell_.rings.load(std::memory_order_acquire);
-    bell_.sleeping.store(1, std::memory_order_relaxed);
-    full_fence();
+    announce_sleep(bell_);
     const bool late = deadline.passed();
     std::optional<PeerLost> lost;
     if (liveness_->disturbed()) {
@@ -107,7 +121,7 @@ void Waiter::wait_slowly(const std::function<bool()>& ready,
     // After the failure was seen: what a peer completed before it went counts.
     const bool done = ready();
     if (!done && !late && !lost) {
-      futex_wait(bell_.rings, seen, deadline.remaining());
+      sleep_until_rung(bell_, seen, deadline.remaining());
     }
     bell_.sleeping.store(0, std::memory_order_relaxed);
     if (done) return;

@@ -26,6 +26,34 @@ struct alignas(64) Doorbell {
 /// Call after the change was stored with release order.
 void ring(Doorbell& bell) noexcept;
 
+/// The same whether it sleeps or not.
+void ring_always(Doorbell& bell) noexcept;
+
+/// Says that the rank sleeps. Look for changes after it: who made one before
+/// does not ring.
+void announce_sleep(Doorbell& bell) noexcept;
+
+/// Sleeps until a ring after `seen` were counted, at most for `limit`.
+void sleep_until_rung(Doorbell& bell,
+                      uint32_t seen,
+                      std::chrono::milliseconds limit) noexcept;
+
+/// How long to look for a change before sleeping: hardly at all when more ranks
+/// than cores run, since the awaited one then needs this core.
+struct Patience {
+  int spins;   ///< with a `pause` after each look
+  int yields;  ///< then, with a yield after each
+};
+Patience patience(const Liveness& liveness);
+
+inline void pause() noexcept {
+#ifdef __x86_64__
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 /// Waits on behalf of one rank: spins briefly (hardly at all when more ranks
 /// than cores run), then sleeps on its doorbell by futex (not PRIVATE), so that
 /// a peer in another process can wake it. Ends when the condition holds, a peer
@@ -48,7 +76,7 @@ class Waiter {
             std::chrono::milliseconds timeout,
             Missing&& missing,
             Context&& context) {
-    for (int i = 0; i < spins_; ++i) {
+    for (int i = 0; i < patience_.spins; ++i) {
       if (ready()) return;
       pause();
     }
@@ -56,13 +84,6 @@ class Waiter {
   }
 
  private:
-  static void pause() noexcept {
-#ifdef __x86_64__
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
   void wait_slowly(const std::function<bool()>& ready,
                    std::chrono::milliseconds timeout,
                    const std::function<std::vector<int>()>& missing,
@@ -70,8 +91,7 @@ class Waiter {
 
   Doorbell& bell_;
   std::shared_ptr<Liveness> liveness_;
-  int spins_;
-  int yields_;
+  Patience patience_;
   uint64_t subscription_;
 };
 
