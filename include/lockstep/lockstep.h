@@ -13,6 +13,7 @@
 #include "lockstep/distributed/collectives.h"
 #include "lockstep/distributed/device_mesh.h"
 #include "lockstep/distributed/new_group.h"
+#include "lockstep/distributed/point_to_point.h"
 #include "lockstep/distributed/process_group.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/serializer.h"

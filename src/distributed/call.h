@@ -37,7 +37,13 @@ class Call {
 
   [[nodiscard]] bool is_member() const { return group_->is_member(); }
   [[nodiscard]] const Group& group() const { return *group_; }
+  [[nodiscard]] const std::shared_ptr<Group>& shared_group() const {
+    return group_;
+  }
   [[nodiscard]] c10d::Backend& backend() const { return *group_->backend; }
+  [[nodiscard]] bool is_async() const { return async_op_; }
+  /// c10d's "unset" where none was given.
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
 
   /// Options for c10d with what all of them have in common.
   template <class Options>

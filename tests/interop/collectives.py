@@ -33,6 +33,43 @@ def check(what, actual, expected):
     assert torch.equal(actual, expected), (what, actual, expected)
 
 
+def check_messages(rank):
+    """Rank 0 is the first to send."""
+    peer = 1 - rank
+    for dtype in [torch.float32, torch.int64, torch.complex64]:
+        for numel in [1, 1000, 300000]:
+            own = values(rank, numel, dtype)
+            to = torch.zeros(numel, dtype=dtype)
+            if rank == 0:
+                dist.send(own, peer, tag=5)
+            check("source", torch.tensor(dist.recv(to, peer, tag=5)), torch.tensor(peer))
+            if rank == 1:
+                dist.send(own, peer, tag=5)
+            check("recv", to, values(peer, numel, dtype))
+
+    # Tags in opposite orders, and from any rank.
+    works = [
+        dist.isend(values(rank + tag, 50, torch.float32), peer, tag=tag)
+        for tag in [1, 2]
+    ]
+    second, first = torch.empty(50), torch.empty(50)
+    dist.irecv(second, peer, tag=2).wait()
+    check("any source", torch.tensor(dist.recv(first, tag=1)), torch.tensor(peer))
+    for work in works:
+        work.wait()
+    check("tag 1", first, values(peer + 1, 50, torch.float32))
+    check("tag 2", second, values(peer + 2, 50, torch.float32))
+    batched = torch.empty(9)
+    for work in dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, values(rank, 9, torch.float32), peer),
+            dist.P2POp(dist.irecv, batched, peer),
+        ]
+    ):
+        work.wait()
+    check("batch_isend_irecv", batched, values(peer, 9, torch.float32))
+
+
 def main():
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -99,6 +136,8 @@ def main():
     )
     rows = [sent_by(r).split([r + 1, r + 3])[rank] for r in range(size)]
     check("all_to_all_single", output, torch.cat(rows))
+
+    check_messages(rank)
 
     tensor = values(rank, 1000, torch.float32)
     work = dist.all_reduce(tensor, async_op=True)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/distributed/collectives.h"
+#include "lockstep/distributed/point_to_point.h"
 #include "lockstep/distributed/process_group.h"
 #include "support/multiprocess.h"
 
@@ -64,6 +65,45 @@ void check_reductions(int rank) {
       }
     }
   }
+}
+
+// Rank 0 is the first to send.
+void check_messages(int rank) {
+  const int peer = 1 - rank;
+  for (const auto dtype : {at::kFloat, at::kLong, at::kComplexFloat}) {
+    for (const int64_t numel : {1, 1000, 300000}) {
+      const auto own = values(rank, numel, dtype);
+      auto to = at::zeros({numel}, dtype);
+      if (rank == 0) send(own, {.dst = peer, .tag = 5});
+      if (recv(to, {.src = peer, .tag = 5}) != peer) {
+        throw std::runtime_error("source");
+      }
+      if (rank == 1) send(own, {.dst = peer, .tag = 5});
+      check("recv", to, values(peer, numel, dtype));
+    }
+  }
+  // Tags in opposite orders, and from any rank.
+  std::vector<Work> works;
+  for (const int tag : {1, 2}) {
+    works.push_back(
+        isend(values(rank + tag, 50, at::kFloat), {.dst = peer, .tag = tag}));
+  }
+  auto second = torch::empty(50);
+  auto first = torch::empty(50);
+  irecv(second, {.src = peer, .tag = 2}).wait();
+  const auto any = irecv(first, {.tag = 1});
+  any.wait();
+  if (any.source_rank() != peer) throw std::runtime_error("any source");
+  for (const auto& work : works) work.wait();
+  check("tag 1", first, values(peer + 1, 50, at::kFloat));
+  check("tag 2", second, values(peer + 2, 50, at::kFloat));
+  auto batched = torch::empty(9);
+  for (const auto& work :
+       batch_isend_irecv({P2POp(isend, values(rank, 9, at::kFloat), peer),
+                          P2POp(irecv, batched, peer)})) {
+    work.wait();
+  }
+  check("batch_isend_irecv", batched, values(peer, 9, at::kFloat));
 }
 
 // In the order of collectives.py.
@@ -143,6 +183,8 @@ LOCKSTEP_PROCESS(collectives) {
     return rank == 0 ? all.slice(0, 0, from + 1) : all.slice(0, from + 1);
   };
   check("all_to_all_single", exchanged, torch::cat({rows_of(0), rows_of(1)}));
+
+  check_messages(rank);
 
   auto tensor = values(rank, 1000, at::kFloat);
   all_reduce(tensor, {.async_op = true}).wait();
