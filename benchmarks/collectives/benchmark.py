@@ -22,6 +22,7 @@ OPERATIONS = {
     "all_gather": ["4KB", "64KB", "1MB", "100MB"],
     "reduce_scatter": ["4KB", "64KB", "1MB", "100MB"],
     "all_to_all": ["4KB", "64KB", "1MB", "100MB"],
+    "send_recv": ["4KB", "64KB", "1MB", "100MB"],  # there and back
     "reduce": ["1MB"],
     "gather": ["1MB"],
     "scatter": ["1MB"],

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/distributed/point_to_point.h"
 #include "lockstep/distributed/process_group.h"
 
 namespace {
@@ -110,6 +111,21 @@ Operation prepare(const std::string& name, int64_t elements) {
     return {[=]() mutable { lockstep::scatter(to, list, {.src = kRoot}); },
             to,
             own(input_of(kRoot, elements))};
+  }
+  if (name == "send_recv") {  // from rank 0 to rank 1 and back
+    auto from = input_of(kRoot, elements);
+    auto to = at::zeros({elements});
+    return {[=]() mutable {
+              if (rank == kRoot) {
+                lockstep::send(from, {.dst = 1});
+                lockstep::recv(to, {.src = 1});
+              } else {
+                lockstep::recv(to, {.src = kRoot});
+                lockstep::send(to, {.dst = kRoot});
+              }
+            },
+            to,
+            from};
   }
   throw std::invalid_argument("unknown operation " + name);
 }

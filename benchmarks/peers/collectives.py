@@ -69,6 +69,19 @@ def prepare(name, elements):
         to = torch.zeros(share)
         parts = list(data.chunk(world)) if rank == ROOT else None
         return lambda: dist.scatter(to, parts, src=ROOT), to, own(data)
+    if name == "send_recv":
+        data = input_of(ROOT, elements)
+        to = torch.zeros(elements)
+
+        def there_and_back():
+            if rank == ROOT:
+                dist.send(data, 1)
+                dist.recv(to, 1)
+            else:
+                dist.recv(to, ROOT)
+                dist.send(to, ROOT)
+
+        return there_and_back, to, data
     raise ValueError(f"unknown operation {name}")
 
 

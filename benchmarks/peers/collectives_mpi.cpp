@@ -84,6 +84,14 @@ class Operation {
                   MPI_FLOAT,
                   kRoot,
                   MPI_COMM_WORLD);
+    } else if (name_ == "send_recv") {
+      if (rank_ == kRoot) {
+        send(in_, 1);
+        receive(out_, 1);
+      } else {
+        receive(out_, kRoot);
+        send(out_, kRoot);
+      }
     } else {
       std::fprintf(stderr, "unknown operation %s\n", name_.c_str());
       MPI_Abort(MPI_COMM_WORLD, 2);
@@ -104,6 +112,19 @@ class Operation {
   }
 
  private:
+  void send(const std::vector<float>& values, int to) const {
+    MPI_Send(values.data(), elements_, MPI_FLOAT, to, 0, MPI_COMM_WORLD);
+  }
+  void receive(std::vector<float>& values, int from) const {
+    MPI_Recv(values.data(),
+             elements_,
+             MPI_FLOAT,
+             from,
+             0,
+             MPI_COMM_WORLD,
+             MPI_STATUS_IGNORE);
+  }
+
   /// Rank r's element i.
   static float input(int rank, size_t i) {
     return static_cast<float>(i % 1000) + static_cast<float>(rank);
@@ -115,7 +136,9 @@ class Operation {
     const int own = rank_ * share_;
     const auto at = [](int k) { return static_cast<size_t>(k); };
     if (name_ == "all_reduce" || name_ == "reduce") return sum(i);
-    if (name_ == "broadcast") return input(kRoot, at(i));
+    if (name_ == "broadcast" || name_ == "send_recv") {
+      return input(kRoot, at(i));
+    }
     if (name_ == "reduce_scatter") return sum(own + i);
     if (name_ == "scatter") return input(kRoot, at(own + i));
     if (name_ == "all_to_all") return input(i / share_, at(own + i % share_));
