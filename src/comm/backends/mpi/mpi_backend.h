@@ -12,8 +12,9 @@ namespace lockstep::comm::mpi {
 /// MPI_COMM_WORLD. MPI is initialised with the first group, unless the program
 /// has done so, and finalised as the process ends.
 ///
-/// MPI cannot do without a process that died. So after a failure with messages
-/// left the process does not use MPI again, and leaves it as it is at the end.
+/// MPI cannot do without a process that died, nor take a receive back that has
+/// begun. After a failure with one or the other the process does not use MPI
+/// again, and leaves it as it is at the end.
 ///
 /// Throws InvalidArgument, TimeoutError, PeerLost, BackendError.
 c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context);

@@ -21,8 +21,8 @@ pid_t owner = 0;
 void check_given_up() {
   if (!given_up) return;
   throw std::runtime_error(
-      "after a failure messages are left in MPI, so this process cannot use it "
-      "again; start the job anew");
+      "a process of the group died or failed, or a message was half received, "
+      "so this process cannot use MPI again; start the job anew");
 }
 
 bool says(int (*question)(int*)) {

@@ -249,30 +249,31 @@ void Messages::cancel_receives() {
   }
 }
 
-bool Messages::under_way() const {
+bool Messages::receives() const {
   const Turn turn = await_turn();
-  return !requests_.empty();
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) {
+    return !part.message->is_send();
+  });
 }
 
 void Messages::close(bool members_are_done) noexcept {
   try {
     cancel_receives();
-    for (const Deadline deadline(kCancelTime); under_way();) {
+    for (const Deadline deadline(kCancelTime); receives();) {
       if (deadline.passed()) break;
       progress();
       std::this_thread::sleep_for(1ms);
     }
+    const bool writes = receives();
     const Turn turn = await_turn();
-    if (requests_.empty() && !members_.peers->failed()) {
-      if (members_are_done && is_empty(first_) && is_empty(rest_)) {
-        MPI_Comm_free(&first_);
-        MPI_Comm_free(&rest_);
-      }
-      return;
+    if (parts_.empty() && members_are_done && is_empty(first_) &&
+        is_empty(rest_)) {
+      MPI_Comm_free(&first_);
+      MPI_Comm_free(&rest_);
     }
-    // MPI may still use the requests and the messages' memory.
-    new std::vector<Part>(std::move(parts_));
+    new std::vector<Part>(std::move(parts_));  // MPI still uses them
     new std::vector<MPI_Request>(std::move(requests_));
+    if (!writes && !members_.peers->failed()) return;
   } catch (const std::exception&) {
     // MPI cannot be used.
   }

@@ -31,8 +31,8 @@ class Messages {
   /// peer has ended. Throws std::runtime_error when MPI cannot be used.
   void progress();
 
-  /// The last call. What is under way is cancelled; where that cannot be, or a
-  /// member has died, MPI is given up.
+  /// The last call. Receives are cancelled; where that cannot be, or a member
+  /// has died, MPI is given up. Sends that no peer has taken stay behind.
   ///
   /// Unless the members are done and everything was received, the communicators
   /// stay: MPI would take one again for another group, and messages of this one
@@ -54,7 +54,8 @@ class Messages {
   void fail_orphans();
   [[nodiscard]] bool is_orphan(const Message& message) const;
   void cancel_receives();
-  [[nodiscard]] bool under_way() const;
+  /// Whether any are under way.
+  [[nodiscard]] bool receives() const;
 
   const Members members_;
   /// First parts go through one communicator and the others through another,
