@@ -112,12 +112,4 @@ std::string name_of(const ::testing::TestParamInfo<ConformanceCase>& info) {
          std::to_string(std::get<1>(info.param));
 }
 
-namespace {
-
-INSTANTIATE_TEST_SUITE_P(Backends,
-                         Conformance,
-                         ::testing::ValuesIn(cases({1, 2, 3, 5})),
-                         name_of);
-
-}  // namespace
 }  // namespace lockstep

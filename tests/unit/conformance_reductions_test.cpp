@@ -3,6 +3,11 @@
 namespace lockstep {
 namespace {
 
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         Conformance,
+                         ::testing::ValuesIn(cases({1, 2, 3, 5})),
+                         name_of);
+
 TEST_P(Conformance, Reductions) {
   const int n = ranks();
   run([&](int rank) {

@@ -1,4 +1,4 @@
-// Sends and receives, the same on every backend. Ranks are threads.
+// Sends and receives, the same on every backend: see conformance.h.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/backend_registry.h"
 #include "core/clock.h"
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/collectives.h"
@@ -23,13 +22,12 @@
 #include "lockstep/distributed/point_to_point.h"
 #include "lockstep/distributed/process_group.h"
 #include "lockstep/testing/run_ranks.h"
+#include "unit/conformance.h"
 
 namespace lockstep {
 namespace {
 
 using namespace std::chrono_literals;
-using at::Tensor;
-
 constexpr c10::ScalarType kDtypes[] = {at::kByte,
                                        at::kChar,
                                        at::kShort,
@@ -53,46 +51,15 @@ Tensor values(int rank,
       .to(dtype);
 }
 
-bool same(const Tensor& actual, const Tensor& expected) {
-  if (actual.scalar_type() == at::kFloat8_e4m3fn) {
-    return actual.view(at::kByte).equal(expected.view(at::kByte));
-  }
-  return actual.equal(expected);
-}
-
 Tensor blank(int64_t numel, c10::ScalarType dtype = at::kFloat) {
   return at::zeros({numel}, at::kByte).to(dtype);
 }
 
-std::vector<std::string> backends() {
-  std::vector<std::string> names;
-  for (const auto& name : comm::available_backends()) {
-    if (name == "shm" || name == "gloo") names.push_back(name);
-  }
-  return names;
-}
-
-class PointToPoint
-    : public ::testing::TestWithParam<std::tuple<std::string, int>> {
- protected:
-  [[nodiscard]] int ranks() const { return std::get<1>(GetParam()); }
-  void run(const std::function<void(int rank)>& fn,
-           std::chrono::milliseconds timeout = 60s) const {
-    testing::run_ranks(
-        ranks(), fn, {.backend = std::get<0>(GetParam()), .timeout = timeout});
-  }
-};
-
-std::string name_of(
-    const ::testing::TestParamInfo<std::tuple<std::string, int>>& info) {
-  return std::get<0>(info.param) + '_' +
-         std::to_string(std::get<1>(info.param));
-}
+class PointToPoint : public Conformance {};
 
 INSTANTIATE_TEST_SUITE_P(Backends,
                          PointToPoint,
-                         ::testing::Combine(::testing::ValuesIn(backends()),
-                                            ::testing::Values(2, 3, 4)),
+                         ::testing::ValuesIn(cases({2, 3, 4})),
                          name_of);
 
 TEST_P(PointToPoint, EveryDtypeAndSize) {
@@ -486,8 +453,7 @@ class PointToPointErrors : public PointToPoint {
 
 INSTANTIATE_TEST_SUITE_P(Backends,
                          PointToPointErrors,
-                         ::testing::Combine(::testing::ValuesIn(backends()),
-                                            ::testing::Values(2, 3)),
+                         ::testing::ValuesIn(cases({2, 3})),
                          name_of);
 
 TEST_P(PointToPointErrors, AMismatchIsNamedOnBothSides) {
