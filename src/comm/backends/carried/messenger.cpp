@@ -29,6 +29,9 @@ constexpr size_t kPayloadOfExactSizes = 4 * 1024;
 /// be new.
 constexpr std::chrono::milliseconds kNap = 500ms;
 
+/// How long what a peer said before it left may be under way.
+constexpr std::chrono::milliseconds kUnderWay = 500ms;
+
 /// How long the last words to peers may take to leave.
 constexpr std::chrono::milliseconds kLastWords = 1s;
 
@@ -252,6 +255,17 @@ void CarriedMessenger::watch() {
   }
 }
 
+bool CarriedMessenger::may_still_come(const p2p::Transfer& transfer) {
+  bool may_come = false;
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto& link = links_[static_cast<size_t>(peer)];
+    if (!link || transfer.peer().value_or(peer) != peer) continue;
+    if (!link->heard_by) link->heard_by = Deadline(kUnderWay);
+    may_come |= !link->heard_by->passed();
+  }
+  return may_come;
+}
+
 void CarriedMessenger::end_what_is_due() {
   const auto close_with = [&](const p2p::Transfer& transfer,
                               std::exception_ptr error) {
@@ -261,8 +275,11 @@ void CarriedMessenger::end_what_is_due() {
     return error;
   };
   if (liveness_ && liveness_->disturbed()) {
+    const bool left_in_order = !liveness_->failure();
     exchange_.end_where([&](const p2p::Transfer& transfer) {
-      return close_with(transfer, p2p::loss(transfer, *liveness_));
+      const auto lost = p2p::loss(transfer, *liveness_);
+      const bool wait = lost && left_in_order && may_still_come(transfer);
+      return close_with(transfer, wait ? nullptr : lost);
     });
   }
   exchange_.end_where([&](const p2p::Transfer& transfer) {

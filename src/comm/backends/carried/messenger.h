@@ -81,6 +81,7 @@ class CarriedMessenger final : public p2p::Messenger {
     /// After an error: what the peer says and expects is not known any more.
     bool closed = false;
     std::optional<Deadline> verdict_by;  ///< once the connection is lost
+    std::optional<Deadline> heard_by;    ///< once the peer has left
     std::string loss;                    ///< the carrier's own text
     std::thread thread;
   };
@@ -96,6 +97,8 @@ class CarriedMessenger final : public p2p::Messenger {
   void lose(int peer, const char* reason);
   void watch();
   void end_what_is_due();
+  /// Of peers that left: whether what they said before may be under way.
+  bool may_still_come(const p2p::Transfer& transfer);
   void end_with(int peer, const std::string& reason);
   void let_go(Lock& lock);
 
