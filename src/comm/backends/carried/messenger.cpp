@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using Kind = p2p::Frame::Kind;
 
 /// What comes along with an offer.
-constexpr size_t kPayload = 16 * 1024;
+constexpr size_t kPayload = 64 * 1024;
 constexpr size_t kPayloadOfExactSizes = 4 * 1024;
 
 /// Longest sleep of the watcher while something is pending, whose deadline may
@@ -222,6 +222,7 @@ void CarriedMessenger::send(int peer, const p2p::Exchange::Outgoing& outgoing) {
     tensors[0] = as_bytes(payload, frame.bytes);
     sent.works.push_back(carrier_->send(tensors, peer, Transport::kRests));
   }
+  link.refused |= frame.kind == Kind::kRefused;
   const size_t along = frame.kind == Kind::kOffer ? frame.bytes : 0;
   const Header header{frame, link.received};
   const size_t size = sizeof header + (exact_sizes_ ? payload_ : along);
@@ -340,7 +341,21 @@ void CarriedMessenger::finish() {
     // Whatever happens is no concern of a rank that leaves.
   }
   lock.lock();
+  // A connection that is closed on a peer may take along what it has not read.
+  const Deadline heard_by(kLastWords);
+  while (!heard_by.passed() && is_refusal_unheard()) {
+    ended_.wait_for(lock, 5ms);
+  }
   let_go(lock);
+}
+
+bool CarriedMessenger::is_refusal_unheard() const {
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto& link = links_[static_cast<size_t>(peer)];
+    if (!link || !link->refused || link->closed) continue;
+    if (!liveness_ || !liveness_->has_left(peer)) return true;
+  }
+  return false;
 }
 
 void CarriedMessenger::abort(const std::string& reason) {

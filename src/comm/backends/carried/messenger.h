@@ -28,7 +28,7 @@ namespace lockstep::comm::carried {
 /// straight into its tensor, for which the receiver has posted before it
 /// granted.
 ///
-/// A message of up to 16 KB takes one way; a longer one there, back and there
+/// A message of up to 64 KB takes one way; a longer one there, back and there
 /// again, as with Gloo where the receive comes late; the sender knows one way
 /// later.
 ///
@@ -78,6 +78,7 @@ class CarriedMessenger final : public p2p::Messenger {
     std::deque<Sent> sent;              ///< the others
     std::map<uint64_t, WorkPtr> rests;  ///< to come, by message
     WorkPtr listening;
+    bool refused = false;  ///< a message of the peer
     /// After an error: what the peer says and expects is not known any more.
     bool closed = false;
     std::optional<Deadline> verdict_by;  ///< once the connection is lost
@@ -100,6 +101,8 @@ class CarriedMessenger final : public p2p::Messenger {
   /// Of peers that left: whether what they said before may be under way.
   bool may_still_come(const p2p::Transfer& transfer);
   void end_with(int peer, const std::string& reason);
+  /// Whether a peer whose message was refused is still there.
+  [[nodiscard]] bool is_refusal_unheard() const;
   void let_go(Lock& lock);
 
   const int rank_;
