@@ -170,6 +170,16 @@ void CopyBack::operator()() const {
   }
 }
 
+c10d::ReduceOp::RedOpType to_c10d(ReduceOp op) {
+  static_assert(static_cast<int>(ReduceOp::SUM) == c10d::ReduceOp::SUM &&
+                static_cast<int>(ReduceOp::AVG) == c10d::ReduceOp::AVG &&
+                static_cast<int>(ReduceOp::PRODUCT) ==
+                    c10d::ReduceOp::PRODUCT &&
+                static_cast<int>(ReduceOp::MIN) == c10d::ReduceOp::MIN &&
+                static_cast<int>(ReduceOp::MAX) == c10d::ReduceOp::MAX);
+  return static_cast<c10d::ReduceOp::RedOpType>(op);
+}
+
 at::Tensor contiguous(const at::Tensor& tensor) {
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
     return tensor;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 #include <utility>
 #include <vector>
 
@@ -129,6 +130,8 @@ struct CopyBack {
 
   void operator()() const;
 };
+
+c10d::ReduceOp::RedOpType to_c10d(ReduceOp op);
 
 /// The tensor itself where its memory holds its values in order, else a copy.
 at::Tensor contiguous(const at::Tensor& tensor);

@@ -58,6 +58,7 @@ struct Group {
   std::optional<std::weak_ptr<Group>> within = {};
   SubGroups sub_groups;         ///< of a default group
   std::atomic<int> splits = 0;  ///< how often split_group took it
+  std::atomic<int> monitored_barriers = 0;
 
   [[nodiscard]] bool is_default() const { return !within; }
   [[nodiscard]] bool is_member() const { return rank >= 0; }

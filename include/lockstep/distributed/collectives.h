@@ -148,6 +148,14 @@ LOCKSTEP_API Work all_gather_into_tensor(at::Tensor& output,
                                          const at::Tensor& input,
                                          const AllGatherOptions& options = {});
 
+/// The newer name of `all_gather_into_tensor`. Mirrors
+/// `torch.distributed.all_gather_single`.
+inline Work all_gather_single(at::Tensor& output,
+                              const at::Tensor& input,
+                              const AllGatherOptions& options = {}) {
+  return all_gather_into_tensor(output, input, options);
+}
+
 /// Reduces `inputs[r]` over all ranks into rank r's `output`. Mirrors
 /// `torch.distributed.reduce_scatter`.
 LOCKSTEP_API Work reduce_scatter(at::Tensor& output,
@@ -160,6 +168,14 @@ LOCKSTEP_API Work
 reduce_scatter_tensor(at::Tensor& output,
                       const at::Tensor& input,
                       const ReduceScatterOptions& options = {});
+
+/// The newer name of `reduce_scatter_tensor`. Mirrors
+/// `torch.distributed.reduce_scatter_single`.
+inline Work reduce_scatter_single(at::Tensor& output,
+                                  const at::Tensor& input,
+                                  const ReduceScatterOptions& options = {}) {
+  return reduce_scatter_tensor(output, input, options);
+}
 
 /// Reduces `tensor` over all ranks into rank `dst`'s; the others' stay as they
 /// are. Mirrors `torch.distributed.reduce`.

@@ -1,0 +1,152 @@
+#include "lockstep/distributed/monitored_barrier.h"
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "comm/store_texts.h"
+#include "core/clock.h"
+#include "distributed/call.h"
+#include "distributed/convert_error.h"
+#include "distributed/group.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep {
+namespace {
+
+using distributed::Group;
+
+constexpr const char* kOperation = "monitored_barrier";
+/// How long after its own deadline a rank waits for the first one's verdict.
+constexpr std::chrono::milliseconds kGrace{1'000};
+
+/// One barrier of a group with liveness. Ranks are global ones.
+class MonitoredBarrier {
+ public:
+  MonitoredBarrier(Group& group, std::chrono::milliseconds timeout)
+      : group_(group),
+        store_(*group.store),
+        number_(group.monitored_barriers++),
+        deadline_(timeout),
+        verdict_by_(timeout + kGrace) {}
+
+  void run() {
+    comm::set_text(store_, arrival_of(group_.global_rank), "");
+    if (group_.rank == 0) {
+      wait_for_all();
+    } else {
+      heed_verdict();
+    }
+  }
+
+ private:
+  static std::string key(int number, const std::string& what) {
+    return "lockstep/monitored_barrier/" + std::to_string(number) + '/' + what;
+  }
+  [[nodiscard]] std::string arrival_of(int rank) const {
+    return key(number_, std::to_string(rank));
+  }
+  [[nodiscard]] std::string verdict() const { return key(number_, "verdict"); }
+
+  void wait_for_all() {
+    std::string missing;
+    std::optional<TimeoutError> late;
+    try {
+      std::vector<int> all(static_cast<size_t>(group_.world_size));
+      std::iota(all.begin(), all.end(), 0);
+      comm::texts_of(
+          store_,
+          group_.ranks,
+          [&](int rank) { return arrival_of(rank); },
+          deadline_,
+          [&] { look_for(all); });
+    } catch (const TimeoutError& error) {
+      missing = distributed::list_of(error.context().peers);
+      late.emplace(failure(missing, error.context().peers));
+    }
+    comm::set_text(store_, verdict(), missing);
+    if (late) throw *late;
+    forget_last();
+  }
+
+  /// All have come here, so nobody reads of the barrier before any more.
+  void forget_last() {
+    comm::with_store([&] {
+      for (const int rank : group_.ranks) {
+        store_.deleteKey(key(number_ - 1, std::to_string(rank)));
+      }
+      store_.deleteKey(key(number_ - 1, "verdict"));
+    });
+  }
+
+  void heed_verdict() {
+    const auto key_of = [&](int) { return verdict(); };
+    const auto missing =
+        comm::texts_of(store_, {group_.ranks[0]}, key_of, verdict_by_, [&] {
+          look_for({0});
+        })[0];
+    if (missing.empty()) return;
+    std::vector<int> ranks;
+    std::istringstream numbers(missing);
+    for (std::string number; std::getline(numbers, number, ',');) {
+      ranks.push_back(std::stoi(number));
+    }
+    throw failure(missing, ranks);
+  }
+
+  /// Throws when a rank that this one waits for is lost. Ranks in the group.
+  void look_for(const std::vector<int>& ranks) const {
+    if (!group_.liveness->disturbed()) return;
+    auto lost = group_.liveness->peer_lost(ranks, group_.context(kOperation));
+    if (lost) throw *lost;
+  }
+
+  [[nodiscard]] TimeoutError failure(const std::string& missing,
+                                     const std::vector<int>& ranks) const {
+    auto context = group_.context(kOperation);
+    context.peers = ranks;
+    context.elapsed = deadline_.elapsed();
+    return TimeoutError("rank " + missing +
+                            " did not come in time; look at its own output, "
+                            "and where it is instead",
+                        std::move(context));
+  }
+
+  Group& group_;
+  c10d::Store& store_;
+  const int number_;
+  const Deadline deadline_;
+  const Deadline verdict_by_;
+};
+
+void run_c10ds_own(c10d::Backend& backend, std::chrono::milliseconds timeout) {
+  c10d::BarrierOptions options;
+  options.timeout = timeout;
+  backend.monitoredBarrier(options, /*waitAllRanks=*/true);
+}
+
+}  // namespace
+
+void monitored_barrier(const MonitoredBarrierOptions& options) {
+  const distributed::Call call(
+      kOperation, options.group, options.timeout, /*async_op=*/false);
+  if (!call.is_member() || call.group().world_size == 1) return;
+  const auto group = distributed::require_group(options.group, kOperation);
+  const auto timeout =
+      std::min(options.timeout.value_or(group->timeout), kLongestWait);
+  try {
+    if (group->liveness) {
+      MonitoredBarrier(*group, timeout).run();
+    } else {
+      run_c10ds_own(*group->backend, timeout);
+    }
+  } catch (...) {
+    group->note_failure();
+    distributed::rethrow_converted(group->context(kOperation));
+  }
+}
+
+}  // namespace lockstep
