@@ -1,7 +1,6 @@
 #include "lockstep/distributed/monitored_barrier.h"
 
 #include <algorithm>
-#include <numeric>
 #include <sstream>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -55,14 +54,12 @@ class MonitoredBarrier {
     std::string missing;
     std::optional<TimeoutError> late;
     try {
-      std::vector<int> all(static_cast<size_t>(group_.world_size));
-      std::iota(all.begin(), all.end(), 0);
       comm::texts_of(
           store_,
           group_.ranks,
           [&](int rank) { return arrival_of(rank); },
           deadline_,
-          [&] { look_for(all); });
+          [&] { look(); });
     } catch (const TimeoutError& error) {
       missing = distributed::list_of(error.context().peers);
       late.emplace(failure(missing, error.context().peers));
@@ -84,10 +81,8 @@ class MonitoredBarrier {
 
   void heed_verdict() {
     const auto key_of = [&](int) { return verdict(); };
-    const auto missing =
-        comm::texts_of(store_, {group_.ranks[0]}, key_of, verdict_by_, [&] {
-          look_for({0});
-        })[0];
+    const auto missing = comm::texts_of(
+        store_, {group_.ranks[0]}, key_of, verdict_by_, [&] { look(); })[0];
     if (missing.empty()) return;
     std::vector<int> ranks;
     std::istringstream numbers(missing);
@@ -97,10 +92,17 @@ class MonitoredBarrier {
     throw failure(missing, ranks);
   }
 
-  /// Throws when a rank that this one waits for is lost. Ranks in the group.
-  void look_for(const std::vector<int>& ranks) const {
-    if (!group_.liveness->disturbed()) return;
-    auto lost = group_.liveness->peer_lost(ranks, group_.context(kOperation));
+  /// Throws when a rank that has not come is lost, or the first one without a
+  /// verdict.
+  void look() const {
+    if (!group_.liveness->disturbed() || store_.check({verdict()})) return;
+    std::vector<int> awaited;
+    for (int rank = 0; rank < group_.world_size; ++rank) {
+      const int global = group_.ranks[static_cast<size_t>(rank)];
+      if (!store_.check({arrival_of(global)})) awaited.push_back(rank);
+    }
+    if (awaited.empty() && group_.rank != 0) awaited = {0};
+    auto lost = group_.liveness->peer_lost(awaited, group_.context(kOperation));
     if (lost) throw *lost;
   }
 
