@@ -38,6 +38,13 @@ Options bound(const char* operation, Options options) {
   return options;
 }
 
+void check_defined(const char* operation, const Tensors& inputs) {
+  for (const auto& tensor : inputs) {
+    if (tensor.defined()) continue;
+    throw InvalidArgument("a tensor is undefined", {.operation = operation});
+  }
+}
+
 void check_gradient(const char* operation, ReduceOp op, const Tensors& inputs) {
   if (op == ReduceOp::SUM || op == ReduceOp::AVG) return;
   if (!distributed::needs_gradient(inputs)) return;
@@ -129,6 +136,7 @@ To with_group_of(const From& options) {
 Tensor all_reduce(const Tensor& tensor, const AllReduceOptions& options) {
   constexpr auto kName = "functional::all_reduce";
   const auto own = bound(kName, options);
+  check_defined(kName, {tensor});
   check_gradient(kName, own.op, {tensor});
   return differentiable(
       kName,
@@ -146,6 +154,7 @@ Tensor all_reduce(const Tensor& tensor, const AllReduceOptions& options) {
 Tensor broadcast(const Tensor& tensor, const BroadcastOptions& options) {
   constexpr auto kName = "functional::broadcast";
   const auto own = bound(kName, options);
+  check_defined(kName, {tensor});
   return differentiable(
       kName,
       {tensor},
@@ -164,6 +173,7 @@ Tensor broadcast(const Tensor& tensor, const BroadcastOptions& options) {
 Tensor reduce(const Tensor& tensor, const ReduceOptions& options) {
   constexpr auto kName = "functional::reduce";
   const auto own = bound(kName, options);
+  check_defined(kName, {tensor});
   check_gradient(kName, own.op, {tensor});
   return differentiable(
       kName,
@@ -182,6 +192,7 @@ Tensor reduce(const Tensor& tensor, const ReduceOptions& options) {
 Tensors all_gather(const Tensor& tensor, const AllGatherOptions& options) {
   constexpr auto kName = "functional::all_gather";
   const auto own = bound(kName, options);
+  check_defined(kName, {tensor});
   return differentiable(
       kName,
       {tensor},
@@ -203,6 +214,7 @@ Tensor all_gather_into_tensor(const Tensor& tensor,
                               const AllGatherOptions& options) {
   constexpr auto kName = "functional::all_gather_into_tensor";
   const auto own = bound(kName, options);
+  check_defined(kName, {tensor});
   const auto rows = tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor;
   return differentiable(
       kName,
@@ -222,6 +234,7 @@ Tensor reduce_scatter(const Tensors& inputs,
                       const ReduceScatterOptions& options) {
   constexpr auto kName = "functional::reduce_scatter";
   const auto own = bound(kName, options);
+  check_defined(kName, inputs);
   check_gradient(kName, own.op, inputs);
   if (inputs.empty()) {
     throw InvalidArgument("inputs holds no tensor; one per rank is needed",
@@ -245,6 +258,7 @@ Tensor reduce_scatter_tensor(const Tensor& input,
                              const ReduceScatterOptions& options) {
   constexpr auto kName = "functional::reduce_scatter_tensor";
   const auto own = bound(kName, options);
+  check_defined(kName, {input});
   check_gradient(kName, own.op, {input});
   const int ranks = own.group.size();
   if (input.dim() == 0 || input.size(0) % ranks != 0) {
@@ -270,6 +284,7 @@ Tensor reduce_scatter_tensor(const Tensor& input,
 Tensors gather(const Tensor& tensor, const GatherOptions& options) {
   constexpr auto kName = "functional::gather";
   const auto own = bound(kName, options);
+  check_defined(kName, {tensor});
   return differentiable(
       kName,
       {tensor},
@@ -293,9 +308,22 @@ Tensors gather(const Tensor& tensor, const GatherOptions& options) {
 Tensor scatter(const Tensors& scatter_list, const ScatterOptions& options) {
   constexpr auto kName = "functional::scatter";
   const auto own = bound(kName, options);
-  if (scatter_list.empty()) {
+  const auto ranks = static_cast<size_t>(own.group.size());
+  if (scatter_list.size() != ranks) {
+    throw InvalidArgument("scatter_list holds " +
+                              std::to_string(scatter_list.size()) +
+                              " tensors; every rank passes one per rank, " +
+                              std::to_string(ranks),
+                          {.operation = kName});
+  }
+  check_defined(kName, scatter_list);
+  for (const auto& tensor : scatter_list) {
+    if (tensor.sizes() == scatter_list[0].sizes() &&
+        tensor.scalar_type() == scatter_list[0].scalar_type()) {
+      continue;
+    }
     throw InvalidArgument(
-        "scatter_list holds no tensor; every rank passes one per rank",
+        "the tensors of scatter_list must have one shape and one dtype",
         {.operation = kName});
   }
   return differentiable(
@@ -317,6 +345,8 @@ Tensors all_to_all(const Tensors& output_tensor_list,
                    const AllToAllOptions& options) {
   constexpr auto kName = "functional::all_to_all";
   const auto own = bound(kName, options);
+  check_defined(kName, input_tensor_list);
+  check_defined(kName, output_tensor_list);
   return differentiable(
       kName,
       input_tensor_list,
@@ -333,6 +363,7 @@ Tensor all_to_all_single(const Tensor& input,
                          const AllToAllSingleOptions& options) {
   constexpr auto kName = "functional::all_to_all_single";
   const auto own = bound(kName, options);
+  check_defined(kName, {input});
   if (input.dim() == 0) {
     throw InvalidArgument("input must have rows, not be a scalar",
                           {.operation = kName});

@@ -12,6 +12,7 @@
 #include "distributed/convert_error.h"
 #include "distributed/group.h"
 #include "lockstep/core/error.h"
+#include "rendezvous/bounded_store.h"
 
 namespace lockstep {
 namespace {
@@ -19,7 +20,8 @@ namespace {
 using distributed::Group;
 
 constexpr const char* kOperation = "monitored_barrier";
-/// How long after its own deadline a rank waits for the first one's verdict.
+/// How much longer than the bound a rank waits for what the first one says, and
+/// for a store that keeps silent.
 constexpr std::chrono::milliseconds kGrace{1'000};
 
 /// One barrier of a group with liveness. Ranks are global ones.
@@ -27,13 +29,15 @@ class MonitoredBarrier {
  public:
   MonitoredBarrier(Group& group, std::chrono::milliseconds timeout)
       : group_(group),
-        store_(*group.store),
+        timeout_(timeout),
         number_(group.monitored_barriers++),
-        deadline_(timeout),
-        verdict_by_(timeout + kGrace) {}
+        deadline_(timeout) {}
 
   void run() {
-    comm::set_text(store_, arrival_of(group_.global_rank), "");
+    limit_store(timeout_ + kGrace);
+    comm::set_text(*store_,
+                   arrival_of(group_.global_rank),
+                   std::to_string(timeout_.count()));
     if (group_.rank == 0) {
       wait_for_all();
     } else {
@@ -55,7 +59,7 @@ class MonitoredBarrier {
     std::optional<TimeoutError> late;
     try {
       comm::texts_of(
-          store_,
+          *store_,
           group_.ranks,
           [&](int rank) { return arrival_of(rank); },
           deadline_,
@@ -64,7 +68,7 @@ class MonitoredBarrier {
       missing = distributed::list_of(error.context().peers);
       late.emplace(failure(missing, error.context().peers));
     }
-    comm::set_text(store_, verdict(), missing);
+    comm::set_text(*store_, verdict(), missing);
     if (late) throw *late;
     forget_last();
   }
@@ -73,16 +77,32 @@ class MonitoredBarrier {
   void forget_last() {
     comm::with_store([&] {
       for (const int rank : group_.ranks) {
-        store_.deleteKey(key(number_ - 1, std::to_string(rank)));
+        store_->deleteKey(key(number_ - 1, std::to_string(rank)));
       }
-      store_.deleteKey(key(number_ - 1, "verdict"));
+      store_->deleteKey(key(number_ - 1, "verdict"));
     });
   }
 
+  /// Calls of the store end then, even if its server is stopped.
+  void limit_store(std::chrono::milliseconds limit) {
+    store_ = c10::make_intrusive<rendezvous::BoundedStore>(
+        group_.store, Deadline(limit + kGrace), group_.context(kOperation));
+  }
+
+  /// The first rank's bound counts from when it came.
   void heed_verdict() {
+    const auto first = group_.ranks[0];
+    const auto bound = comm::texts_of(
+        *store_,
+        {first},
+        [&](int rank) { return arrival_of(rank); },
+        Deadline(timeout_ + kGrace),
+        [&] { look(); })[0];
+    const auto limit = std::chrono::milliseconds(std::stoll(bound)) + kGrace;
+    limit_store(limit);
     const auto key_of = [&](int) { return verdict(); };
     const auto missing = comm::texts_of(
-        store_, {group_.ranks[0]}, key_of, verdict_by_, [&] { look(); })[0];
+        *store_, {first}, key_of, Deadline(limit), [&] { look(); })[0];
     if (missing.empty()) return;
     std::vector<int> ranks;
     std::istringstream numbers(missing);
@@ -95,11 +115,11 @@ class MonitoredBarrier {
   /// Throws when a rank that has not come is lost, or the first one without a
   /// verdict.
   void look() const {
-    if (!group_.liveness->disturbed() || store_.check({verdict()})) return;
+    if (!group_.liveness->disturbed() || store_->check({verdict()})) return;
     std::vector<int> awaited;
     for (int rank = 0; rank < group_.world_size; ++rank) {
       const int global = group_.ranks[static_cast<size_t>(rank)];
-      if (!store_.check({arrival_of(global)})) awaited.push_back(rank);
+      if (!store_->check({arrival_of(global)})) awaited.push_back(rank);
     }
     if (awaited.empty() && group_.rank != 0) awaited = {0};
     auto lost = group_.liveness->peer_lost(awaited, group_.context(kOperation));
@@ -118,10 +138,10 @@ class MonitoredBarrier {
   }
 
   Group& group_;
-  c10d::Store& store_;
+  const std::chrono::milliseconds timeout_;
   const int number_;
   const Deadline deadline_;
-  const Deadline verdict_by_;
+  c10::intrusive_ptr<c10d::Store> store_;
 };
 
 void run_c10ds_own(c10d::Backend& backend, std::chrono::milliseconds timeout) {

@@ -375,6 +375,11 @@ TEST_P(Functional, WrongArguments) {
     EXPECT_THROW((void)functional::all_reduce(x, {.async_op = true}),
                  InvalidArgument);
     EXPECT_THROW((void)functional::scatter({}), InvalidArgument);
+    const Tensors too_many(static_cast<size_t>(ranks()) + 1, x);
+    EXPECT_THROW((void)functional::scatter(too_many), InvalidArgument);
+    EXPECT_THROW((void)functional::broadcast(Tensor()), InvalidArgument);
+    EXPECT_THROW((void)functional::all_to_all({x}, {Tensor()}),
+                 InvalidArgument);
     EXPECT_THROW((void)functional::reduce_scatter({}), InvalidArgument);
     EXPECT_THROW((void)functional::reduce_scatter_tensor(torch::tensor(1.)),
                  InvalidArgument);

@@ -81,6 +81,19 @@ TEST_P(MonitoredBarrier, WithoutTheFirstRankTheOthersNameIt) {
   });
 }
 
+TEST_P(MonitoredBarrier, AFirstRankThatComesLateIsNotNamed) {
+  std::atomic<int> failed = 0;
+  run(3, [&](int rank) {
+    if (rank == 2) {
+      while (failed < 2) std::this_thread::sleep_for(5ms);
+      return;
+    }
+    if (rank == 0) std::this_thread::sleep_for(1'200ms);
+    EXPECT_EQ(missing({.timeout = 500ms}), std::vector{2});
+    ++failed;
+  });
+}
+
 TEST_P(MonitoredBarrier, InAGroupGlobalRanksAreNamed) {
   std::atomic<bool> failed = false;
   run(4, [&](int rank) {

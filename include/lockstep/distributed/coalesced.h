@@ -11,8 +11,9 @@ namespace lockstep {
 
 // Several collectives as one: the tensors travel in one buffer, so many small
 // ones cost little more than one. All tensors of a call have one dtype, and
-// their number and sizes are the same on all ranks. Otherwise as the collective
-// whose options they take.
+// their number and sizes are the same on all ranks: what ranks compare is the
+// number of all elements together. Otherwise as the collective whose options
+// they take.
 
 /// `all_reduce` of each tensor. Mirrors
 /// `torch.distributed.all_reduce_coalesced`.

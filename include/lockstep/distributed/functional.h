@@ -17,9 +17,10 @@
 /// Backward passes can be differentiated again.
 ///
 /// Options and errors are those of the collective of the same name; besides,
-/// InvalidArgument with `async_op`, and Unsupported where a gradient is needed
-/// through another reduction than SUM and AVG. Mirrors
-/// `torch.distributed.nn.functional`.
+/// InvalidArgument with `async_op` and in a rank that is no member, and
+/// Unsupported where a gradient is needed through another reduction than SUM
+/// and AVG; backward passes of complex tensors raise it, too, where they
+/// reduce. Mirrors `torch.distributed.nn.functional`.
 namespace lockstep::functional {
 
 /// The reduction of all ranks' tensors, in every rank.

@@ -23,8 +23,10 @@ struct MonitoredBarrierOptions {
 /// `wait_all_ranks`.
 ///
 /// \throws TimeoutError  names the ranks that did not come, the same on all.
-///     The first rank of the group decides at its deadline; where that one is
-///     missing, the others name it a second after theirs.
+///     The first rank of the group decides at its deadline, which counts from
+///     when it came; where that one is missing, the others name it a second
+///     after theirs. In a group with Python ranks (`interop`) Gloo decides, and
+///     its error is a BackendError.
 /// \throws PeerLost, StoreError, InvalidArgument
 LOCKSTEP_API void monitored_barrier(
     const MonitoredBarrierOptions& options = {});

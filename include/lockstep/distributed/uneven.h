@@ -11,8 +11,9 @@ namespace lockstep {
 
 // Collectives whose parts differ in size from rank to rank. MismatchError on
 // every rank where one contributes another number of elements than another
-// expects. Otherwise as the collective whose options they take; a group with
-// Python ranks (`interop`) does not serve them.
+// expects; the kind of reduction is not compared. Otherwise as the collective
+// whose options they take; a group with Python ranks (`interop`) does not serve
+// them.
 
 /// `outputs[r]` becomes rank r's `input`, which may have any number of
 /// elements: that of `outputs[r]`. Mirrors MPI_Allgatherv, and

@@ -249,6 +249,12 @@ Exchange::Rest Exchange::rest_of(int from, uint64_t message) const {
   return {transfer->data() + received, transfer->bytes() - received};
 }
 
+TransferPtr Exchange::receive_of(int from, uint64_t message) const {
+  const auto& receives = peers_[static_cast<size_t>(from)].receives;
+  const auto found = receives.find(message);
+  return found == receives.end() ? nullptr : found->second.transfer;
+}
+
 TransferPtr Exchange::send_of(int to, uint64_t message) const {
   const auto& sends = peers_[static_cast<size_t>(to)].sends;
   const auto found = sends.find(message);

@@ -67,6 +67,8 @@ class Exchange {
   void accept(int peer, const Frame& frame, const char* payload);
   /// Of a message that this rank has granted; none when it was given up.
   [[nodiscard]] Rest rest_of(int peer, uint64_t message) const;
+  /// Its receive; null when it was given up.
+  [[nodiscard]] TransferPtr receive_of(int peer, uint64_t message) const;
   /// The send of a message to the peer; null when it was given up.
   [[nodiscard]] TransferPtr send_of(int peer, uint64_t message) const;
 

@@ -40,7 +40,7 @@ class Transfer final : public c10d::Work {
   /// Its value is the list of the one tensor.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   /// Of a receive, once it ended well.
-  int sourceRank() const override { return peer_.value_or(-1); }
+  int sourceRank() const override { return ended() ? peer_.value_or(-1) : -1; }
 
   [[nodiscard]] bool ended() const {
     return ended_.load(std::memory_order_acquire);

@@ -35,9 +35,14 @@ constexpr std::chrono::milliseconds kUnderWay = 500ms;
 /// How long the last words to peers may take to leave.
 constexpr std::chrono::milliseconds kLastWords = 1s;
 
-at::Tensor as_bytes(const void* data, size_t bytes) {
+/// Memory of the transfer's tensor, which lives as long as the result: a
+/// carrier may use it after the transfer has ended with an error.
+at::Tensor as_bytes(const void* data, size_t bytes, p2p::TransferPtr owner) {
   return at::from_blob(
-      const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
+      const_cast<void*>(data),
+      {static_cast<int64_t>(bytes)},
+      [kept = std::move(owner)](void*) {},
+      at::kByte);
 }
 
 /// Of an error that nobody may be waiting for any more.
@@ -213,13 +218,14 @@ void CarriedMessenger::send(int peer, const p2p::Exchange::Outgoing& outgoing) {
   if (frame.kind == Kind::kGrant) {
     const auto rest = exchange_.rest_of(peer, frame.message);
     if (rest.bytes == 0) return;  // given up
-    tensors[0] = as_bytes(rest.data, rest.bytes);
+    tensors[0] = as_bytes(
+        rest.data, rest.bytes, exchange_.receive_of(peer, frame.message));
     link.rests[frame.message] =
         carrier_->recv(tensors, peer, Transport::kRests);
   }
   if (frame.kind == Kind::kData) {
     sent.data_of = exchange_.send_of(peer, frame.message);
-    tensors[0] = as_bytes(payload, frame.bytes);
+    tensors[0] = as_bytes(payload, frame.bytes, sent.data_of);
     sent.works.push_back(carrier_->send(tensors, peer, Transport::kRests));
   }
   link.refused |= frame.kind == Kind::kRefused;
@@ -251,6 +257,7 @@ void CarriedMessenger::watch() {
     due_.wait_for(
         lock,
         watcher_rests_ ? kLongestWait : std::min(kNap, exchange_.until_due()));
+    if (stopping_) return;
     end_what_is_due();
     flush(lock);
   }
@@ -350,6 +357,7 @@ void CarriedMessenger::finish() {
 }
 
 bool CarriedMessenger::is_refusal_unheard() const {
+  if (stopping_) return false;
   for (int peer = 0; peer < size_; ++peer) {
     const auto& link = links_[static_cast<size_t>(peer)];
     if (!link || !link->refused || link->closed) continue;
@@ -370,6 +378,10 @@ void CarriedMessenger::abort(const std::string& reason) {
 }
 
 void CarriedMessenger::let_go(Lock& lock) {
+  if (stopping_) {  // another thread does it
+    ended_.wait(lock, [&] { return !carrier_; });
+    return;
+  }
   stopping_ = true;
   due_.notify_one();
   for (const auto& link : links_) {
@@ -387,6 +399,7 @@ void CarriedMessenger::let_go(Lock& lock) {
   lock.lock();
   links_.clear();
   carrier_.reset();
+  ended_.notify_all();
 }
 
 }  // namespace lockstep::comm::carried

@@ -23,7 +23,7 @@ namespace lockstep::comm::carried {
 
 /// Sends and receives with those of another backend, the carrier, whose own may
 /// end the process where sizes differ, and tell of progress only who waits. The
-/// frames of an Exchange go as messages of one channel, up to 16 KB of a
+/// frames of an Exchange go as messages of one channel, up to 64 KB of a
 /// message along; what is longer follows as one message of another channel
 /// straight into its tensor, for which the receiver has posted before it
 /// granted.

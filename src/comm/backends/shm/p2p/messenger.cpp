@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <map>
 
 #include "comm/liveness.h"
 #include "comm/p2p/verdicts.h"
@@ -153,10 +154,19 @@ void RingMessenger::wake_waiters() {
 void RingMessenger::end_what_is_due() {
   const size_t pending = exchange_.pending();
   if (liveness_->disturbed()) {
-    // What a peer completed before it went counts.
+    // What a peer completed before it went counts: all of it is there once the
+    // peer is known to be gone.
+    std::map<const p2p::Transfer*, std::exception_ptr> lost;
+    exchange_.end_where([&](const p2p::Transfer& transfer) {
+      if (auto error = p2p::loss(transfer, *liveness_)) {
+        lost.emplace(&transfer, std::move(error));
+      }
+      return std::exception_ptr();
+    });
     take_turn();
     exchange_.end_where([&](const p2p::Transfer& transfer) {
-      return p2p::loss(transfer, *liveness_);
+      const auto found = lost.find(&transfer);
+      return found == lost.end() ? nullptr : found->second;
     });
   }
   if (exchange_.until_due() == 0ms) {
@@ -240,13 +250,16 @@ void RingMessenger::post(const p2p::TransferPtr& transfer) {
         "the group was destroyed; call init_process_group again",
         transfer->context());
   }
+  const size_t pending = exchange_.pending();
   if (transfer->direction() == p2p::Direction::kReceive) {
     exchange_.receive(transfer);
-    return;
+  } else {
+    const int peer = *transfer->peer();
+    if (peer != rank_) open(peer);
+    exchange_.send(transfer);
   }
-  const int peer = *transfer->peer();
-  if (peer != rank_) open(peer);
-  exchange_.send(transfer);
+  // A message to the own rank ends at once, for another thread perhaps.
+  if (exchange_.pending() <= pending) wake_waiters();
 }
 
 void RingMessenger::start(const p2p::TransferPtr& transfer) {
