@@ -59,8 +59,24 @@ Tensor of_summands(const Tensor& gradient, ReduceOp op, int ranks) {
   return op == ReduceOp::AVG ? gradient / ranks : gradient;
 }
 
-Tensor copy_of(const Tensor& tensor) {
-  return tensor.clone(at::MemoryFormat::Contiguous);
+/// Runs a collective that overwrites its tensor on a copy.
+template <class Run, class Backward>
+Tensor with_copy(const char* operation,
+                 const Tensor& tensor,
+                 Run run,
+                 Backward backward) {
+  check_defined(operation, {tensor});
+  return differentiable(
+      operation,
+      {tensor},
+      [&]() -> Tensors {
+        auto result = tensor.clone(at::MemoryFormat::Contiguous);
+        run(result);
+        return {result};
+      },
+      [backward](const Tensors& gradients) -> Tensors {
+        return {backward(gradients[0])};
+      })[0];
 }
 
 Tensor uninitialised(const Tensor& tensor) {
@@ -136,57 +152,40 @@ To with_group_of(const From& options) {
 Tensor all_reduce(const Tensor& tensor, const AllReduceOptions& options) {
   constexpr auto kName = "functional::all_reduce";
   const auto own = bound(kName, options);
-  check_defined(kName, {tensor});
   check_gradient(kName, own.op, {tensor});
-  return differentiable(
+  return with_copy(
       kName,
-      {tensor},
-      [&]() -> Tensors {
-        auto result = copy_of(tensor);
-        lockstep::all_reduce(result, own);
-        return {result};
-      },
-      [own](const Tensors& gradients) -> Tensors {
-        return {all_reduce(gradients[0], own)};
-      })[0];
+      tensor,
+      [&](Tensor& result) { lockstep::all_reduce(result, own); },
+      [own](const Tensor& gradient) { return all_reduce(gradient, own); });
 }
 
 Tensor broadcast(const Tensor& tensor, const BroadcastOptions& options) {
   constexpr auto kName = "functional::broadcast";
   const auto own = bound(kName, options);
-  check_defined(kName, {tensor});
-  return differentiable(
+  return with_copy(
       kName,
-      {tensor},
-      [&]() -> Tensors {
-        auto result = copy_of(tensor);
-        lockstep::broadcast(result, own);
-        return {result};
-      },
-      [own](const Tensors& gradients) -> Tensors {
-        const auto sum = reduce(gradients[0], to_root(own));
+      tensor,
+      [&](Tensor& result) { lockstep::broadcast(result, own); },
+      [own](const Tensor& gradient) {
+        const auto sum = reduce(gradient, to_root(own));
         const bool is_source = is_root(own.group, own.src, own.group_src);
-        return {is_source ? sum : zeros_from(sum)};
-      })[0];
+        return is_source ? sum : zeros_from(sum);
+      });
 }
 
 Tensor reduce(const Tensor& tensor, const ReduceOptions& options) {
   constexpr auto kName = "functional::reduce";
   const auto own = bound(kName, options);
-  check_defined(kName, {tensor});
   check_gradient(kName, own.op, {tensor});
-  return differentiable(
+  return with_copy(
       kName,
-      {tensor},
-      [&]() -> Tensors {
-        auto result = copy_of(tensor);
-        lockstep::reduce(result, own);
-        return {result};
-      },
-      [own](const Tensors& gradients) -> Tensors {
-        const auto gradient = broadcast(gradients[0], from_root(own));
-        return {of_summands(gradient, own.op, own.group.size())};
-      })[0];
+      tensor,
+      [&](Tensor& result) { lockstep::reduce(result, own); },
+      [own](const Tensor& gradient) {
+        return of_summands(
+            broadcast(gradient, from_root(own)), own.op, own.group.size());
+      });
 }
 
 Tensors all_gather(const Tensor& tensor, const AllGatherOptions& options) {

@@ -66,7 +66,8 @@ std::string expected(int rank) {
                                  "5: 1: rank 0, sum 2, first 1\n",
                                  "4: 0 2: rank 1, sum 4, first 0\n"};
   const std::string hashed = "HASH" + all + ", sum 6, first 0\n";
-  return hashed + hashed + numbered[rank] + mixed[rank] + divided[rank] + "7" + all + ", sum 6, first 0\n";
+  return hashed + hashed + numbered[rank] + mixed[rank] + divided[rank] + "7" +
+         all + ", sum 6, first 0\n";
 }
 
 std::string without_hashes(const std::string& text) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "comm/liveness.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::comm::p2p {
 namespace {
@@ -63,6 +64,14 @@ std::exception_ptr loss(const Transfer& transfer, const Liveness& liveness) {
   }
   const auto lost = liveness.peer_lost(needed, about(transfer, {}));
   return lost ? std::make_exception_ptr(*lost) : nullptr;
+}
+
+void warn(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    log::warning(e.what());
+  }
 }
 
 }  // namespace lockstep::comm::p2p

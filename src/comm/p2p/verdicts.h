@@ -22,4 +22,7 @@ std::exception_ptr lateness(const Transfer& transfer,
 /// any rank when all others left. Else null.
 std::exception_ptr loss(const Transfer& transfer, const Liveness& liveness);
 
+/// Logs the error of a transfer that nobody may be waiting for any more.
+void warn(const std::exception_ptr& error);
+
 }  // namespace lockstep::comm::p2p

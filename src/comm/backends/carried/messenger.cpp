@@ -13,7 +13,6 @@
 #include "comm/p2p/verdicts.h"
 #include "core/block_sigpipe.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/log.h"
 
 namespace lockstep::comm::carried {
 namespace {
@@ -45,15 +44,6 @@ at::Tensor as_bytes(const void* data, size_t bytes, p2p::TransferPtr owner) {
       at::kByte);
 }
 
-/// Of an error that nobody may be waiting for any more.
-void warn(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    log::warning(e.what());
-  }
-}
-
 }  // namespace
 
 CarriedMessenger::CarriedMessenger(c10::intrusive_ptr<c10d::Backend> carrier,
@@ -73,7 +63,7 @@ CarriedMessenger::CarriedMessenger(c10::intrusive_ptr<c10d::Backend> carrier,
           [this](int rank) { return global_rank(rank); },
           [this,
            failure = std::move(failure)](const std::exception_ptr& error) {
-            finishing_ ? warn(error) : failure->note(error);
+            finishing_ ? p2p::warn(error) : failure->note(error);
           }),
       links_(static_cast<size_t>(size_)) {
   if (!liveness_) return;

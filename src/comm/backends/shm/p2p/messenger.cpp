@@ -10,7 +10,6 @@
 #include "comm/p2p/verdicts.h"
 #include "core/block_signals.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/log.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -25,15 +24,6 @@ constexpr std::chrono::milliseconds kLastWords = 1s;
 
 /// So many turns at a time at most, then deadlines are looked at.
 constexpr int kTurns = 10'000;
-
-/// Of an error that nobody may be waiting for any more.
-void warn(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    log::warning(e.what());
-  }
-}
 
 }  // namespace
 
@@ -60,7 +50,7 @@ RingMessenger::RingMessenger(std::shared_ptr<Liveness> liveness,
           },
           [this,
            failure = std::move(failure)](const std::exception_ptr& error) {
-            finishing_ ? warn(error) : failure->note(error);
+            finishing_ ? p2p::warn(error) : failure->note(error);
           }),
       linked_(static_cast<size_t>(size_)) {
   segment_->reserve(0, layout_.start_bytes());
