@@ -55,9 +55,8 @@ class LOCKSTEP_API RecvWork : public Work {
  public:
   RecvWork(Work work, std::function<int()> source_rank);
 
-  /// The sender's rank in the default group, once the message is here; before
-  /// that -1 where it came from any rank, and always where this rank is no
-  /// member.
+  /// The sender's rank in the default group, once the receive has ended; before
+  /// that -1, and always where this rank is no member.
   [[nodiscard]] int source_rank() const;
 
  private:
