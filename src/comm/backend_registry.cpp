@@ -45,6 +45,19 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
+/// Backends that this build lacks, and what to configure with to have them.
+const std::map<std::string, std::string>& not_built() {
+  static const std::map<std::string, std::string> backends = {
+#ifndef LOCKSTEP_WITH_GLOO
+      {"gloo", "-DLOCKSTEP_WITH_GLOO=ON and a libtorch that contains Gloo"},
+#endif
+#ifndef LOCKSTEP_WITH_MPI
+      {"mpi", "-DLOCKSTEP_WITH_MPI=ON where MPI is installed"},
+#endif
+  };
+  return backends;
+}
+
 }  // namespace
 
 ErrorContext BackendContext::error_context(std::string backend) const {
@@ -73,26 +86,13 @@ std::vector<std::string> available_backends() {
 void check_backend(const std::string& name) {
   const auto names = available_backends();
   if (std::find(names.begin(), names.end(), name) != names.end()) return;
-  std::string text =
-      "backend \"" + name + "\" is unknown; built are " + listed(names);
-#ifndef LOCKSTEP_WITH_GLOO
-  if (name == "gloo") {
-    text =
-        "backend \"gloo\" was not built: configure with "
-        "-DLOCKSTEP_WITH_GLOO=ON and a libtorch that contains Gloo; built "
-        "are " +
-        listed(names);
-  }
-#endif
-#ifndef LOCKSTEP_WITH_MPI
-  if (name == "mpi") {
-    text =
-        "backend \"mpi\" was not built: configure with "
-        "-DLOCKSTEP_WITH_MPI=ON where MPI is installed; built are " +
-        listed(names);
-  }
-#endif
-  throw InvalidArgument(text);
+  const auto absent = not_built().find(name);
+  throw InvalidArgument(
+      "backend \"" + name + "\" " +
+      (absent == not_built().end()
+           ? "is unknown"
+           : "was not built: configure with " + absent->second) +
+      "; built are " + listed(names));
 }
 
 std::optional<rendezvous::Assigned> assigned_by(
