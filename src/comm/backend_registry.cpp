@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "comm/backends/gloo/connect.h"
+#include "comm/backends/hybrid/hybrid_backend.h"
 #include "comm/backends/mpi/mpi_backend.h"
 #include "comm/backends/shm/shm_backend.h"
 #include "comm/liveness.h"
@@ -12,15 +13,10 @@
 namespace lockstep::comm {
 namespace {
 
-c10::intrusive_ptr<c10d::Backend> create_hybrid(const BackendContext& context) {
-  const bool one_host = context.liveness && context.liveness->single_host();
-  return create_backend(one_host ? "shm" : "gloo", context);
-}
-
 struct Registry {
   std::mutex mutex;
   std::map<std::string, BackendFactory> factories = {
-      {"hybrid", create_hybrid},
+      {"hybrid", hybrid::create},
       {"shm", shm::create},
 #ifdef LOCKSTEP_WITH_GLOO
       {"gloo", gloo::create},

@@ -15,6 +15,7 @@
 #include "distributed/connect.h"
 #include "distributed/convert_error.h"
 #include "distributed/group.h"
+#include "distributed/lifetime.h"
 #include "lockstep/core/error.h"
 #include "rendezvous/bounded_store.h"
 
@@ -149,6 +150,9 @@ void connect(Group& group,
   }
   distributed::connect(group, keys, deadline, !whole.liveness);
   distributed::complete(group);
+  if (group.world_size > 1 && !distributed::thread_is_rank()) {
+    distributed::end_with_process();
+  }
 }
 
 std::vector<ProcessGroup> make(const Plan& plan) {

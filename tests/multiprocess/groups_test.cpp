@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Gloo, Groups, ::testing::Values("gloo"));
 LOCKSTEP_PROCESS(groups_on_two_hosts) {
   init_process_group();
   const int rank = get_rank();
-  if (get_backend() != "gloo") return 2;
+  if (get_backend() != "hybrid") return 2;
   const auto neighbours = new_subgroups(2).current;
   const auto far = new_subgroups_by_enumeration({{0, 3}, {1, 2}}).current;
   if (neighbours.backend() != "shm" || far.backend() != "gloo") return 3;

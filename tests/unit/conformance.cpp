@@ -3,12 +3,24 @@
 #include <optional>
 
 #include "comm/backend_registry.h"
+#include "comm/liveness/place.h"
 #include "core/env.h"
 #include "distributed/lifetime.h"
 #include "lockstep/testing/run_ranks.h"
 
 namespace lockstep {
 namespace {
+
+/// With "hybrid", which on one host is "shm".
+constexpr int kRanksPerHost = 2;
+
+/// While it lives.
+struct TwoHosts {
+  TwoHosts() { comm::liveness::pretend_hosts(kRanksPerHost); }
+  ~TwoHosts() { comm::liveness::pretend_hosts(0); }
+  TwoHosts(const TwoHosts&) = delete;
+  TwoHosts& operator=(const TwoHosts&) = delete;
+};
 
 /// Of the job that mpirun started, if it did.
 std::optional<int64_t> mpi_ranks() {
@@ -81,11 +93,20 @@ std::vector<ConformanceCase> cases(const std::vector<int>& ranks) {
   if (const auto n = mpi_ranks()) return {{"mpi", static_cast<int>(*n)}};
   std::vector<ConformanceCase> result;
   for (const auto& name : comm::available_backends()) {
-    if (name == "hybrid") continue;  // on one host it is shm
     if (name == "mpi") continue;
+    if (name == "hybrid") {
+#ifdef LOCKSTEP_HAS_GLOO
+      result.emplace_back(name, 2 * kRanksPerHost);
+#endif
+      continue;
+    }
     for (const int n : ranks) result.emplace_back(name, n);
   }
   return result;
+}
+
+int Conformance::ranks_per_host() const {
+  return std::get<0>(GetParam()) == "hybrid" ? kRanksPerHost : ranks();
 }
 
 int Conformance::ranks_here() const {
@@ -100,7 +121,10 @@ void Conformance::run(const std::function<void(int rank)>& fn,
                       std::chrono::milliseconds timeout) const {
   const InitOptions options = {.backend = std::get<0>(GetParam()),
                                .timeout = timeout};
-  if (mpi_ranks()) {
+  if (options.backend == "hybrid") {
+    const TwoHosts pretended;
+    testing::run_ranks(ranks(), fn, options);
+  } else if (mpi_ranks()) {
     run_as_one_rank(fn, options);
   } else {
     testing::run_ranks(ranks(), fn, options);

@@ -75,6 +75,8 @@ std::vector<ConformanceCase> cases(const std::vector<int>& ranks);
 class Conformance : public ::testing::TestWithParam<ConformanceCase> {
  protected:
   [[nodiscard]] int ranks() const { return std::get<1>(GetParam()); }
+  /// All, but with "hybrid", whose ranks count as on two hosts.
+  [[nodiscard]] int ranks_per_host() const;
   /// How many of the ranks are in this process: all or one.
   [[nodiscard]] int ranks_here() const;
   [[nodiscard]] bool is_here(int rank) const;

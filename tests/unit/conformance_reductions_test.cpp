@@ -89,9 +89,13 @@ TEST_P(Conformance, AllRanksHoldTheSameBits) {
     const auto input = [](int r) {
       return (at::arange(1001, at::kFloat) + r) / 3;
     };
-    auto expected = input(0);
-    for (int r = 1; r < ranks(); ++r) expected += input(r);
-    expected /= ranks();
+    auto expected = at::zeros({1001});
+    for (int first = 0; first < ranks(); first += ranks_per_host()) {
+      auto of_host = input(first);
+      for (int r = 1; r < ranks_per_host(); ++r) of_host += input(first + r);
+      expected += of_host / ranks_per_host();
+    }
+    expected /= ranks() / ranks_per_host();
     auto tensor = input(rank);
     all_reduce(tensor, {.op = ReduceOp::AVG});
     EXPECT_SAME(tensor, expected, "in the order of the ranks");

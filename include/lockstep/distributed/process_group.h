@@ -76,9 +76,9 @@ class LOCKSTEP_API ProcessGroup {
 /// Arguments of `init_process_group`, all optional. Mirrors
 /// `torch.distributed.init_process_group`.
 struct InitOptions {
-  /// "hybrid" (shared memory where all ranks are on one host, else Gloo for
-  /// everything), "shm", "gloo", or "mpi" (under mpirun; the module is loaded
-  /// when it is asked for). Empty: `LOCKSTEP_BACKEND`, else "hybrid".
+  /// "hybrid" (shared memory inside each host, Gloo between hosts), "shm",
+  /// "gloo", or "mpi" (under mpirun; the module is loaded when it is asked
+  /// for). Empty: `LOCKSTEP_BACKEND`, else "hybrid".
   std::string backend = {};
   /// "env://", "tcp://host:port" or "file:///path". Empty: "env://".
   std::string init_method = {};
@@ -151,8 +151,9 @@ LOCKSTEP_API void destroy_process_group(const ProcessGroup& group = {});
 /// Number of ranks on this host; 1 without a group.
 [[nodiscard]] LOCKSTEP_API int get_local_world_size() noexcept;
 
-/// Name of the group's backend: "shm" or "gloo" where "hybrid" chose between
-/// them, "self" where it did so in a group of one, else the name given.
+/// Name of the group's backend. Of "hybrid": "shm" where all ranks share a
+/// host, "hybrid" on several hosts of equally many ranks, two at least, "gloo"
+/// on others, "self" in a group of one. Else the name given.
 /// \throws InvalidArgument without a default group
 [[nodiscard]] LOCKSTEP_API std::string get_backend(
     const ProcessGroup& group = {});

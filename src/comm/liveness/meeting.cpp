@@ -62,7 +62,7 @@ void Watcher::publish_and_read(const Deadline& deadline) {
   const RankRecord own = {.pid = owner_,
                           .socket_name = "lockstep-" + random_hex(16),
                           .secret = random_hex(16),
-                          .place = own_place(),
+                          .place = place_of(rank_),
                           .host = host_name(),
                           .cores = own_cores()};
   unix_listener_ = listen_abstract(own.socket_name, 2 * world_size_);

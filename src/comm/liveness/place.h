@@ -9,4 +9,10 @@ namespace lockstep::comm::liveness {
 /// Unix sockets, and as the same user.
 std::string own_place();
 
+/// For tests: from now on the ranks of groups in this process count as on
+/// several hosts, so many on each; 0: as it is.
+void pretend_hosts(int ranks_per_host);
+/// `own_place` of a rank as tests pretend.
+std::string place_of(int rank);
+
 }  // namespace lockstep::comm::liveness

@@ -48,8 +48,8 @@ std::optional<int> Liveness::rank_of(int global_rank) const {
 
 void Liveness::be_part_of(const Liveness& whole,
                           const std::vector<int>& ranks) {
-  global_ranks_ = ranks;
-  global_world_size_ = whole.world_size();
+  global_ranks_ = whole.global_ranks(ranks);
+  global_world_size_ = whole.global_world_size();
   part_of_crowd_ = whole.is_crowded();
 }
 

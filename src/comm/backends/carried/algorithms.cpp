@@ -19,6 +19,18 @@ constexpr size_t kReducedAtOnce = 4 * 1024 * 1024;
 
 }  // namespace
 
+void Algorithms::exchange(Transport::Channel channel,
+                          std::vector<Message> receives,
+                          std::vector<Message> sends,
+                          const Deadline& deadline) {
+  for (auto* messages : {&receives, &sends}) {
+    for (auto& message : *messages) {
+      message.peer = members_[static_cast<size_t>(message.peer)];
+    }
+  }
+  transport_.exchange(channel, receives, sends, deadline, give_up_);
+}
+
 void Algorithms::exchange_with_all(Transport::Channel channel,
                                    const MessageOf& receive,
                                    const MessageOf& send,
@@ -30,7 +42,7 @@ void Algorithms::exchange_with_all(Transport::Channel channel,
     receives.push_back(receive(peer));
     sends.push_back(send(peer));
   }
-  transport_.exchange(channel, receives, sends, deadline, give_up_);
+  exchange(channel, std::move(receives), std::move(sends), deadline);
 }
 
 void Algorithms::send_from_root(int root,
@@ -43,7 +55,7 @@ void Algorithms::send_from_root(int root,
   for (int peer = 0; rank_ == root && peer < size_; ++peer) {
     if (peer != root) sends.push_back(send(peer));
   }
-  transport_.exchange(Transport::kData, receives, sends, deadline, give_up_);
+  exchange(Transport::kData, std::move(receives), std::move(sends), deadline);
 }
 
 void Algorithms::send_to_root(int root,
@@ -56,7 +68,7 @@ void Algorithms::send_to_root(int root,
   for (int peer = 0; rank_ == root && peer < size_; ++peer) {
     if (peer != root) receives.push_back(receive(peer));
   }
-  transport_.exchange(Transport::kData, receives, sends, deadline, give_up_);
+  exchange(Transport::kData, std::move(receives), std::move(sends), deadline);
 }
 
 Algorithms::Message Algorithms::part(const Bytes& bytes,

@@ -43,39 +43,49 @@ class Bytes {
 /// rank's part is done and throws ExchangeError when it cannot be.
 class Algorithms {
  public:
-  /// `give_up`: see Transport::exchange. `global_rank`: how errors name ranks.
+  /// `members`: the transport's ranks that take part; the members number them
+  /// from 0, and `rank` is the own number. `give_up`: see Transport::exchange.
+  /// `global_rank`: how errors name the transport's ranks.
   Algorithms(Transport& transport,
+             std::vector<int> members,
              int rank,
-             int world_size,
              std::function<bool()> give_up,
              GlobalRank global_rank)
       : transport_(transport),
+        members_(std::move(members)),
         rank_(rank),
-        size_(world_size),
+        size_(static_cast<int>(members_.size())),
         give_up_(std::move(give_up)),
-        global_rank_(std::move(global_rank)) {}
+        global_rank_([this, name = std::move(global_rank)](int member) {
+          return name(members_[static_cast<size_t>(member)]);
+        }) {}
+  Algorithms(const Algorithms&) = delete;
+  Algorithms& operator=(const Algorithms&) = delete;
+  virtual ~Algorithms() = default;
 
   /// A barrier; throws MismatchError on every rank when they differ, PeerLost
   /// when one is about to leave.
   void compare(const Fingerprint& own, const Deadline& deadline);
 
-  void all_reduce(const Bytes& bytes,
-                  const Fingerprint& fingerprint,
-                  const Deadline& deadline);
-  void broadcast(const Bytes& bytes, int root, const Deadline& deadline);
+  virtual void all_reduce(const Bytes& bytes,
+                          const Fingerprint& fingerprint,
+                          const Deadline& deadline);
+  virtual void broadcast(const Bytes& bytes,
+                         int root,
+                         const Deadline& deadline);
   /// `parts[r]` takes rank r's `own`.
-  void all_gather(const std::vector<char*>& parts,
-                  const Bytes& own,
-                  const Deadline& deadline);
+  virtual void all_gather(const std::vector<char*>& parts,
+                          const Bytes& own,
+                          const Deadline& deadline);
   /// `parts[r]` goes to rank r.
-  void reduce_scatter(const std::vector<char*>& parts,
-                      const Bytes& output,
+  virtual void reduce_scatter(const std::vector<char*>& parts,
+                              const Bytes& output,
+                              const Fingerprint& fingerprint,
+                              const Deadline& deadline);
+  /// At the root in place; the others' bytes are read only.
+  virtual void reduce(const Bytes& bytes,
                       const Fingerprint& fingerprint,
                       const Deadline& deadline);
-  /// At the root in place; the others' bytes are read only.
-  void reduce(const Bytes& bytes,
-              const Fingerprint& fingerprint,
-              const Deadline& deadline);
   /// At the root `parts[r]` takes rank r's `own`; elsewhere there are none.
   void gather(const std::vector<char*>& parts,
               const Bytes& own,
@@ -97,6 +107,10 @@ class Algorithms {
   using Message = Transport::Message;
   using MessageOf = std::function<Message(int peer)>;
 
+  void exchange(Transport::Channel channel,
+                std::vector<Message> receives,
+                std::vector<Message> sends,
+                const Deadline& deadline);
   void exchange_with_all(Transport::Channel channel,
                          const MessageOf& receive,
                          const MessageOf& send,
@@ -119,6 +133,7 @@ class Algorithms {
   [[nodiscard]] Message part(const Bytes& bytes, int peer, int of) const;
 
   Transport& transport_;
+  const std::vector<int> members_;
   const int rank_;
   const int size_;
   const std::function<bool()> give_up_;

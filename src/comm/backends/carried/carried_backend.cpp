@@ -2,9 +2,12 @@
 
 #include <condition_variable>
 #include <deque>
+#include <memory>
+#include <numeric>
 #include <thread>
 
 #include "comm/backends/carried/algorithms.h"
+#include "comm/backends/carried/hierarchy.h"
 #include "comm/backends/carried/messenger.h"
 #include "comm/backends/carried/transport.h"
 #include "comm/backends/carried/work.h"
@@ -41,7 +44,8 @@ class CarriedBackend final : public p2p::MessageBackend {
   CarriedBackend(std::string name,
                  const BackendContext& context,
                  c10::intrusive_ptr<c10d::Backend> carrier,
-                 bool exact_sizes)
+                 bool exact_sizes,
+                 std::shared_ptr<const Hosts> hosts)
       : MessageBackend(context.rank, context.world_size),
         name_(std::move(name)),
         context_(context),
@@ -51,12 +55,7 @@ class CarriedBackend final : public p2p::MessageBackend {
         messenger_(std::make_shared<CarriedMessenger>(
             carrier, context.liveness, failure_, exact_sizes)),
         transport_(std::move(carrier)),
-        algorithms_(
-            transport_,
-            rank_,
-            size_,
-            [this] { return given_up(); },
-            [this](int rank) { return global_rank(rank); }),
+        algorithms_(make_algorithms(std::move(hosts))),
         worker_([this] { work_off_queue(); }) {
     if (context_.liveness) {
       subscription_ =
@@ -93,7 +92,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   {tensor},
                   opts.timeout,
                   [this, tensor, call](const Deadline& deadline) {
-                    algorithms_.all_reduce(Bytes(tensor), call, deadline);
+                    algorithms_->all_reduce(Bytes(tensor), call, deadline);
                   });
   }
 
@@ -109,7 +108,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   {tensor},
                   opts.timeout,
                   [this, tensor, root](const Deadline& deadline) {
-                    algorithms_.broadcast(Bytes(tensor), root, deadline);
+                    algorithms_->broadcast(Bytes(tensor), root, deadline);
                   });
   }
 
@@ -124,7 +123,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   list,
                   opts.timeout,
                   [this, list, input](const Deadline& deadline) {
-                    algorithms_.all_gather(
+                    algorithms_->all_gather(
                         parts_of(list), Bytes(input), deadline);
                   });
   }
@@ -141,7 +140,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   {output},
                   opts.timeout,
                   [this, output, input](const Deadline& deadline) {
-                    algorithms_.all_gather(
+                    algorithms_->all_gather(
                         parts_of(output), Bytes(input), deadline);
                   });
   }
@@ -159,7 +158,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   {output},
                   opts.timeout,
                   [this, list, output, call](const Deadline& deadline) {
-                    algorithms_.reduce_scatter(
+                    algorithms_->reduce_scatter(
                         parts_of(list), Bytes(output), call, deadline);
                   });
   }
@@ -178,7 +177,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   {output},
                   opts.timeout,
                   [this, input, output, call](const Deadline& deadline) {
-                    algorithms_.reduce_scatter(
+                    algorithms_->reduce_scatter(
                         parts_of(input), Bytes(output), call, deadline);
                   });
   }
@@ -194,7 +193,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   {tensor},
                   opts.timeout,
                   [this, tensor, call](const Deadline& deadline) {
-                    algorithms_.reduce(Bytes(tensor), call, deadline);
+                    algorithms_->reduce(Bytes(tensor), call, deadline);
                   });
   }
 
@@ -213,7 +212,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   opts.timeout,
                   [this, list, input, root = static_cast<int>(opts.rootRank)](
                       const Deadline& deadline) {
-                    algorithms_.gather(
+                    algorithms_->gather(
                         parts_of(list), Bytes(input), root, deadline);
                   });
   }
@@ -233,7 +232,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   opts.timeout,
                   [this, list, output, root = static_cast<int>(opts.rootRank)](
                       const Deadline& deadline) {
-                    algorithms_.scatter(
+                    algorithms_->scatter(
                         parts_of(list), Bytes(output), root, deadline);
                   });
   }
@@ -283,7 +282,7 @@ class CarriedBackend final : public p2p::MessageBackend {
                   {},
                   opts.timeout,
                   [this, call](const Deadline& deadline) {
-                    if (!check_) algorithms_.compare(call, deadline);
+                    if (!check_) algorithms_->compare(call, deadline);
                   });
   }
 
@@ -467,11 +466,25 @@ class CarriedBackend final : public p2p::MessageBackend {
          sends = std::move(sends),
          receives = std::move(receives),
          element = c10::elementSize(dtype)](const Deadline& deadline) {
-          algorithms_.all_to_all(sends, receives, element, deadline);
+          algorithms_->all_to_all(sends, receives, element, deadline);
         });
   }
 
   // --- Queue
+
+  std::unique_ptr<Algorithms> make_algorithms(
+      std::shared_ptr<const Hosts> hosts) {
+    const auto give_up = [this] { return given_up(); };
+    const auto name_rank = [this](int rank) { return global_rank(rank); };
+    if (hosts) {
+      return std::make_unique<HierarchicalAlgorithms>(
+          transport_, std::move(hosts), rank_, give_up, name_rank);
+    }
+    std::vector<int> all(static_cast<size_t>(size_));
+    std::iota(all.begin(), all.end(), 0);
+    return std::make_unique<Algorithms>(
+        transport_, std::move(all), rank_, give_up, name_rank);
+  }
 
   c10::intrusive_ptr<c10d::Work> submit(
       c10d::OpType type,
@@ -522,7 +535,7 @@ class CarriedBackend final : public p2p::MessageBackend {
         context_.liveness->set_progress(*next.work->context().sequence);
       }
       try {
-        if (check_) algorithms_.compare(next.fingerprint, deadline);
+        if (check_) algorithms_->compare(next.fingerprint, deadline);
         next.body(deadline);
         return nullptr;
       } catch (const ExchangeError& error) {
@@ -623,8 +636,8 @@ class CarriedBackend final : public p2p::MessageBackend {
   /// concern of a rank that leaves.
   void take_leave() noexcept {
     try {
-      algorithms_.compare({.operation = Operation::kDestroyProcessGroup},
-                          Deadline(kFarewellTime));
+      algorithms_->compare({.operation = Operation::kDestroyProcessGroup},
+                           Deadline(kFarewellTime));
       transport_.shutdown();
     } catch (const std::exception&) {
       return;
@@ -639,7 +652,7 @@ class CarriedBackend final : public p2p::MessageBackend {
   const std::shared_ptr<FirstFailure> failure_;
   const std::shared_ptr<CarriedMessenger> messenger_;
   Transport transport_;
-  Algorithms algorithms_;
+  const std::unique_ptr<Algorithms> algorithms_;
   uint64_t subscription_ = 0;
 
   std::mutex mutex_;
@@ -658,9 +671,10 @@ c10::intrusive_ptr<c10d::Backend> make_carried_backend(
     const std::string& name,
     const BackendContext& context,
     c10::intrusive_ptr<c10d::Backend> carrier,
-    bool exact_sizes) {
+    bool exact_sizes,
+    std::shared_ptr<const Hosts> hosts) {
   return c10::make_intrusive<CarriedBackend>(
-      name, context, std::move(carrier), exact_sizes);
+      name, context, std::move(carrier), exact_sizes, std::move(hosts));
 }
 
 void throw_verdict(const Liveness& liveness,

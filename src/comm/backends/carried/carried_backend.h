@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "comm/liveness.h"
 
 namespace lockstep::comm::carried {
+
+struct Hosts;
 
 /// A backend whose bytes are moved by the send and recv of another one, the
 /// carrier. The reductions are those of all our backends: every dtype and
@@ -20,11 +23,13 @@ namespace lockstep::comm::carried {
 /// `name` is what users know it by. `exact_sizes`: a receive of the carrier
 /// takes only messages of its own size, not smaller ones. The carrier is
 /// released as soon as it is of no more use: after a failure, and at the end.
+/// `hosts`: null where all ranks are treated alike.
 c10::intrusive_ptr<c10d::Backend> make_carried_backend(
     const std::string& name,
     const BackendContext& context,
     c10::intrusive_ptr<c10d::Backend> carrier,
-    bool exact_sizes = false);
+    bool exact_sizes = false,
+    std::shared_ptr<const Hosts> hosts = nullptr);
 
 /// How long the verdict on a dead peer may take after a carrier lost it.
 inline constexpr std::chrono::milliseconds kVerdictTime =

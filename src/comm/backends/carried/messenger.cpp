@@ -153,7 +153,7 @@ void CarriedMessenger::listen(int peer) {
       lock.lock();
       if (!came || stopping_) return;
       post_next(turn + 1);
-      take_in(peer, buffers[turn % 2]);
+      take_in(peer, buffers[turn % 2], lock);
       flush(lock);
     }
   } catch (const std::exception& e) {
@@ -162,7 +162,7 @@ void CarriedMessenger::listen(int peer) {
   }
 }
 
-void CarriedMessenger::take_in(int peer, const at::Tensor& bytes) {
+void CarriedMessenger::take_in(int peer, const at::Tensor& bytes, Lock& lock) {
   Link& link = *links_[static_cast<size_t>(peer)];
   const char* data = static_cast<const char*>(bytes.data_ptr());
   Header header;
@@ -172,8 +172,14 @@ void CarriedMessenger::take_in(int peer, const at::Tensor& bytes) {
   for (; link.retired < header.received; ++link.retired) link.sent.pop_front();
   if (header.frame.kind == Kind::kData) {
     const auto rest = link.rests.extract(header.frame.message);
-    if (rest.empty()) return;           // given up
-    rest.mapped()->wait(kLongestWait);  // it came before its frame
+    if (rest.empty()) return;  // given up
+    // It was sent before its frame, and may come later all the same.
+    link.arriving = rest.mapped();
+    lock.unlock();
+    const bool came = rest.mapped()->wait(kLongestWait);
+    lock.lock();
+    link.arriving.reset();
+    if (!came || stopping_) return;
     payload = exchange_.rest_of(peer, header.frame.message).data;
   }
   exchange_.accept(peer, header.frame, payload);
@@ -218,7 +224,7 @@ void CarriedMessenger::send(int peer, const p2p::Exchange::Outgoing& outgoing) {
     tensors[0] = as_bytes(payload, frame.bytes, sent.data_of);
     sent.works.push_back(carrier_->send(tensors, peer, Transport::kRests));
   }
-  link.refused |= frame.kind == Kind::kRefused;
+  sent.refusal = frame.kind == Kind::kRefused;
   const size_t along = frame.kind == Kind::kOffer ? frame.bytes : 0;
   const Header header{frame, link.received};
   const size_t size = sizeof header + (exact_sizes_ ? payload_ : along);
@@ -350,8 +356,11 @@ bool CarriedMessenger::is_refusal_unheard() const {
   if (stopping_) return false;
   for (int peer = 0; peer < size_; ++peer) {
     const auto& link = links_[static_cast<size_t>(peer)];
-    if (!link || !link->refused || link->closed) continue;
-    if (!liveness_ || !liveness_->has_left(peer)) return true;
+    if (!link || link->closed) continue;
+    if (liveness_ && liveness_->has_left(peer)) continue;
+    for (const auto& sent : link->sent) {
+      if (sent.refusal) return true;
+    }
   }
   return false;
 }
@@ -375,7 +384,10 @@ void CarriedMessenger::let_go(Lock& lock) {
   stopping_ = true;
   due_.notify_one();
   for (const auto& link : links_) {
-    if (link && link->listening) link->listening->abort();
+    if (!link) continue;
+    for (const auto& work : {link->listening, link->arriving}) {
+      if (work) work->abort();
+    }
   }
   std::vector<std::thread> threads;
   for (const auto& link : links_) {

@@ -71,6 +71,7 @@ class CarriedMessenger final : public p2p::Messenger {
     at::Tensor frame;
     p2p::TransferPtr data_of;
     std::vector<WorkPtr> works;
+    bool refusal = false;  ///< of a message of the peer
   };
   struct Link {
     uint64_t received = 0;              ///< frames
@@ -78,7 +79,7 @@ class CarriedMessenger final : public p2p::Messenger {
     std::deque<Sent> sent;              ///< the others
     std::map<uint64_t, WorkPtr> rests;  ///< to come, by message
     WorkPtr listening;
-    bool refused = false;  ///< a message of the peer
+    WorkPtr arriving;  ///< the rest whose frame has come
     /// After an error: what the peer says and expects is not known any more.
     bool closed = false;
     std::optional<Deadline> verdict_by;  ///< once the connection is lost
@@ -91,7 +92,8 @@ class CarriedMessenger final : public p2p::Messenger {
   void post(const p2p::TransferPtr& transfer);
   void open(int peer);
   void listen(int peer);
-  void take_in(int peer, const at::Tensor& bytes);
+  /// Lets go of the lock while the rest of a message is under way.
+  void take_in(int peer, const at::Tensor& bytes, Lock& lock);
   /// Sends all frames that are due; ends a turn.
   void flush(Lock& lock);
   void send(int peer, const p2p::Exchange::Outgoing& outgoing);
@@ -101,7 +103,8 @@ class CarriedMessenger final : public p2p::Messenger {
   /// Of peers that left: whether what they said before may be under way.
   bool may_still_come(const p2p::Transfer& transfer);
   void end_with(int peer, const std::string& reason);
-  /// Whether a peer whose message was refused is still there.
+  /// Whether a peer that is there may not know yet that its message was
+  /// refused.
   [[nodiscard]] bool is_refusal_unheard() const;
   void let_go(Lock& lock);
 

@@ -26,8 +26,9 @@ c10::intrusive_ptr<c10d::Backend> connect(
                                  endpoint.address);
 }
 
-c10::intrusive_ptr<c10d::Backend> connect_watched(
-    const BackendContext& context) {
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_carrier(const BackendContext& context) {
   const ErrorContext error = context.error_context("gloo");
   const auto& liveness = context.liveness;
   const auto store = c10::make_intrusive<carried::WatchedStore>(
@@ -43,10 +44,8 @@ c10::intrusive_ptr<c10d::Backend> connect_watched(
   }
 }
 
-}  // namespace
-
 c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
-  auto gloo = context.liveness ? connect_watched(context)
+  auto gloo = context.liveness ? make_carrier(context)
                                : connect(c10::make_intrusive<c10d::PrefixStore>(
                                              kPrefix, context.store),
                                          context,

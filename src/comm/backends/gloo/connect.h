@@ -20,4 +20,8 @@ namespace lockstep::comm::gloo {
 /// Throws InvalidArgument, TimeoutError, PeerLost, BackendError.
 c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context);
 
+/// Gloo as it is, which make_carried_backend takes. Collective over the
+/// context's ranks, whose liveness is not null. Throws as `create` does.
+c10::intrusive_ptr<c10d::Backend> make_carrier(const BackendContext& context);
+
 }  // namespace lockstep::comm::gloo

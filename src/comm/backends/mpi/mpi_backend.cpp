@@ -36,6 +36,9 @@ class WatchedPeers final : public Peers {
   [[nodiscard]] bool failed() const override {
     return liveness_->failure().has_value();
   }
+  [[nodiscard]] int global_rank(int rank) const override {
+    return liveness_->global_rank(rank);
+  }
 
  private:
   const std::shared_ptr<const Liveness> liveness_;
@@ -115,7 +118,7 @@ std::vector<int> exchange_world_ranks(c10d::Store& store,
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
+c10::intrusive_ptr<c10d::Backend> make_carrier(const BackendContext& context) {
   const ErrorContext error = context.error_context("mpi");
   const auto& liveness = context.liveness;
   const World world = start(context.created_by, error);
@@ -128,15 +131,18 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
       .longest_part = longest_part};
   std::vector<int> everyone(context.world_size);
   std::iota(everyone.begin(), everyone.end(), 0);
-  auto carrier = run_watched(
+  return run_watched(
       [members = std::move(members)] { return load_module().connect(members); },
       [&] {
         if (auto lost = liveness->peer_lost(everyone, error)) throw *lost;
       },
       context.created_by,
       error);
+}
+
+c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context) {
   return carried::make_carried_backend(
-      "mpi", context, std::move(carrier), /*exact_sizes=*/true);
+      "mpi", context, make_carrier(context), kExactSizes);
 }
 
 rendezvous::Assigned assigned(const Deadline& deadline) {

@@ -19,6 +19,11 @@ namespace lockstep::comm::mpi {
 /// Throws InvalidArgument, TimeoutError, PeerLost, BackendError.
 c10::intrusive_ptr<c10d::Backend> create(const BackendContext& context);
 
+/// MPI as make_carried_backend takes it. Collective over the context's ranks.
+/// Throws as `create` does.
+c10::intrusive_ptr<c10d::Backend> make_carrier(const BackendContext& context);
+inline constexpr bool kExactSizes = true;
+
 /// What MPI says about this process, which initialises it. Throws as `create`.
 rendezvous::Assigned assigned(const Deadline& deadline);
 

@@ -114,17 +114,21 @@ void Waiter::wait_slowly(const std::function<bool()>& ready,
     announce_sleep(bell_);
     const bool late = deadline.passed();
     std::optional<PeerLost> lost;
+    std::optional<TimeoutError> timed_out;
     if (liveness_->disturbed()) {
       const auto peers = missing();
+      // First: who gave up may have left since.
+      timed_out = liveness_->timed_out(failure_context(peers));
       lost = liveness_->peer_lost(peers, failure_context(peers));
     }
     // After the failure was seen: what a peer completed before it went counts.
     const bool done = ready();
-    if (!done && !late && !lost) {
+    if (!done && !late && !lost && !timed_out) {
       sleep_until_rung(bell_, seen, deadline.remaining());
     }
     bell_.sleeping.store(0, std::memory_order_relaxed);
     if (done) return;
+    if (timed_out) throw *timed_out;
     if (lost) throw *lost;
     if (late) {
       const auto peers = missing();

@@ -33,8 +33,13 @@ bool says(int (*question)(int*)) {
 
 /// Waits for the other processes, as MPI wants it.
 void finalize() {
-  if (given_up || ::getpid() != owner) return;
-  if (!says(MPI_Finalized)) MPI_Finalize();
+  if (given_up || ::getpid() != owner || says(MPI_Finalized)) return;
+  try {
+    const Turn turn = await_turn();
+    MPI_Finalize();
+  } catch (const std::exception&) {
+    // Another thread has given MPI up meanwhile.
+  }
 }
 
 const char* name_of(int level) {

@@ -182,6 +182,10 @@ void Messages::take_arrived() {
   }
 }
 
+std::string Messages::name(int rank) const {
+  return "rank " + std::to_string(members_.peers->global_rank(rank));
+}
+
 void Messages::take(const Part& part, MPI_Status& status, bool has_error) {
   Message& message = *part.message;
   --message.parts_under_way_;
@@ -198,10 +202,9 @@ void Messages::take(const Part& part, MPI_Status& status, bool has_error) {
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     if (static_cast<size_t>(bytes) != part.bytes) {
-      return message.end(error("rank " + std::to_string(message.peer_) +
-                               " sent " + std::to_string(bytes) +
-                               " bytes where " + std::to_string(part.bytes) +
-                               " were expected"));
+      return message.end(error(name(message.peer_) + " sent " +
+                               std::to_string(bytes) + " bytes where " +
+                               std::to_string(part.bytes) + " were expected"));
     }
   }
   if (message.parts_under_way_ == 0 &&
@@ -222,10 +225,9 @@ void Messages::fail_orphans() {
   for (const auto& part : parts_) {
     Message& message = *part.message;
     if (is_orphan(message)) {
-      message.end(
-          error(message.peer_ == MPI_ANY_SOURCE
-                    ? "all other ranks have ended"
-                    : "rank " + std::to_string(message.peer_) + " has ended"));
+      message.end(error(message.peer_ == MPI_ANY_SOURCE
+                            ? "all other ranks have ended"
+                            : name(message.peer_) + " has ended"));
     }
   }
 }

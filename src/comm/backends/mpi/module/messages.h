@@ -50,6 +50,8 @@ class Messages {
   void post_rest(const Pointer& message);
   void post_rests_in_order();
   void take_arrived();
+  /// How errors name a rank of the group.
+  [[nodiscard]] std::string name(int rank) const;
   void take(const Part& part, MPI_Status& status, bool has_error);
   void fail_orphans();
   [[nodiscard]] bool is_orphan(const Message& message) const;

@@ -19,7 +19,7 @@ struct World {
   int size = 1;
 };
 
-/// What the module asks about the other ranks of a group, from any thread.
+/// What the module asks about the ranks of a group, from any thread.
 class Peers {
  public:
   virtual ~Peers() = default;
@@ -27,6 +27,8 @@ class Peers {
   [[nodiscard]] virtual bool ended(int rank) const = 0;
   /// Whether one of them died or failed.
   [[nodiscard]] virtual bool failed() const = 0;
+  /// The number that errors name a rank of the group by.
+  [[nodiscard]] virtual int global_rank(int rank) const = 0;
 };
 
 /// Longest text that is exchanged.
