@@ -36,6 +36,9 @@ class WatchedPeers final : public Peers {
   [[nodiscard]] bool failed() const override {
     return liveness_->failure().has_value();
   }
+  [[nodiscard]] bool timed_out() const override {
+    return liveness_->timed_out({}).has_value();
+  }
   [[nodiscard]] int global_rank(int rank) const override {
     return liveness_->global_rank(rank);
   }

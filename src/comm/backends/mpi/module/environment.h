@@ -34,4 +34,8 @@ World start();
 std::vector<std::string> exchange(const std::string& text);
 void give_up() noexcept;
 
+/// A process did not answer in time: the end of this one does not wait for it
+/// for ever.
+void expect_one_stopped() noexcept;
+
 }  // namespace lockstep::comm::mpi

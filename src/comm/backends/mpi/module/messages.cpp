@@ -259,6 +259,7 @@ bool Messages::receives() const {
 }
 
 void Messages::close(bool members_are_done) noexcept {
+  if (members_.peers->timed_out()) expect_one_stopped();
   try {
     cancel_receives();
     for (const Deadline deadline(kCancelTime); receives();) {

@@ -27,6 +27,8 @@ class Peers {
   [[nodiscard]] virtual bool ended(int rank) const = 0;
   /// Whether one of them died or failed.
   [[nodiscard]] virtual bool failed() const = 0;
+  /// Whether one of them, or this rank, waited for another in vain.
+  [[nodiscard]] virtual bool timed_out() const = 0;
   /// The number that errors name a rank of the group by.
   [[nodiscard]] virtual int global_rank(int rank) const = 0;
 };
