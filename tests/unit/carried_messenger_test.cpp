@@ -4,15 +4,14 @@
 #include <torch/torch.h>
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
 
 #include "comm/backends/carried/messenger.h"
 #include "comm/backends/carried/transport.h"

@@ -15,11 +15,11 @@ namespace {
 constexpr int kRanksPerHost = 2;
 
 /// While it lives.
-struct TwoHosts {
-  TwoHosts() { comm::liveness::pretend_hosts(kRanksPerHost); }
-  ~TwoHosts() { comm::liveness::pretend_hosts(0); }
-  TwoHosts(const TwoHosts&) = delete;
-  TwoHosts& operator=(const TwoHosts&) = delete;
+struct PretendedHosts {
+  PretendedHosts() { comm::liveness::pretend_hosts(kRanksPerHost); }
+  ~PretendedHosts() { comm::liveness::pretend_hosts(0); }
+  PretendedHosts(const PretendedHosts&) = delete;
+  PretendedHosts& operator=(const PretendedHosts&) = delete;
 };
 
 /// Of the job that mpirun started, if it did.
@@ -122,7 +122,7 @@ void Conformance::run(const std::function<void(int rank)>& fn,
   const InitOptions options = {.backend = std::get<0>(GetParam()),
                                .timeout = timeout};
   if (options.backend == "hybrid") {
-    const TwoHosts pretended;
+    const PretendedHosts pretended;
     testing::run_ranks(ranks(), fn, options);
   } else if (mpi_ranks()) {
     run_as_one_rank(fn, options);

@@ -476,12 +476,16 @@ class CarriedBackend final : public p2p::MessageBackend {
       std::shared_ptr<const Hosts> hosts) {
     const auto give_up = [this] { return given_up(); };
     const auto name_rank = [this](int rank) { return global_rank(rank); };
-    if (hosts) {
-      return std::make_unique<HierarchicalAlgorithms>(
-          transport_, std::move(hosts), rank_, give_up, name_rank);
-    }
     std::vector<int> all(static_cast<size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
+    if (hosts) {
+      return std::make_unique<HierarchicalAlgorithms>(transport_,
+                                                      std::move(hosts),
+                                                      std::move(all),
+                                                      rank_,
+                                                      give_up,
+                                                      name_rank);
+    }
     return std::make_unique<Algorithms>(
         transport_, std::move(all), rank_, give_up, name_rank);
   }

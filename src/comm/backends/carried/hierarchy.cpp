@@ -46,25 +46,13 @@ std::vector<int> lane_of(const Hosts& hosts, int lane) {
 HierarchicalAlgorithms::HierarchicalAlgorithms(
     Transport& transport,
     std::shared_ptr<const Hosts> hosts,
+    std::vector<int> members,
     int rank,
     const std::function<bool()>& give_up,
     const GlobalRank& global_rank)
-    : Algorithms(
-          transport,
-          [&] {
-            std::vector<int> all;
-            for (const auto& host : hosts->ranks) {
-              all.insert(all.end(), host.begin(), host.end());
-            }
-            std::sort(all.begin(), all.end());
-            return all;
-          }(),
-          rank,
-          give_up,
-          global_rank),
+    : Algorithms(transport, std::move(members), rank, give_up, global_rank),
       hosts_(std::move(hosts)),
       own_(place_of(rank)),
-      lanes_(static_cast<int>(hosts_->ranks.front().size())),
       lane_(transport,
             lane_of(*hosts_, own_.lane),
             own_.host,
@@ -119,12 +107,13 @@ void HierarchicalAlgorithms::all_reduce(const Bytes& bytes,
     return Algorithms::all_reduce(bytes, fingerprint, deadline);
   }
   const auto numel = static_cast<int64_t>(fingerprint.numel);
-  const int64_t shard_numel = (numel + lanes_ - 1) / lanes_;
+  const auto lanes = static_cast<int64_t>(hosts_->ranks.front().size());
+  const int64_t shard_numel = (numel + lanes - 1) / lanes;
   const at::Tensor tensor =
       as_tensor(bytes.data(), numel, dtype_of(fingerprint));
   at::Tensor whole = tensor;
-  if (shard_numel * lanes_ != numel) {
-    whole = at::zeros({shard_numel * lanes_}, tensor.options());
+  if (shard_numel * lanes != numel) {
+    whole = at::zeros({shard_numel * lanes}, tensor.options());
     whole.narrow(0, 0, numel).copy_(tensor);
   }
   at::Tensor shard = at::empty({shard_numel}, tensor.options());

@@ -25,9 +25,10 @@ struct Hosts {
 /// half and bfloat16 are rounded once inside the host and once between hosts.
 class HierarchicalAlgorithms final : public Algorithms {
  public:
-  /// `rank`: in the group, whose ranks are those of the transport.
+  /// `members`: all ranks of the transport, ascending.
   HierarchicalAlgorithms(Transport& transport,
                          std::shared_ptr<const Hosts> hosts,
+                         std::vector<int> members,
                          int rank,
                          const std::function<bool()>& give_up,
                          const GlobalRank& global_rank);
@@ -68,7 +69,6 @@ class HierarchicalAlgorithms final : public Algorithms {
 
   const std::shared_ptr<const Hosts> hosts_;
   const Place own_;
-  const int lanes_;
   Algorithms lane_;
 };
 

@@ -32,11 +32,9 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 #ifdef LOCKSTEP_WITH_GLOO
 namespace between = gloo;
-constexpr const char* kBetween = "gloo";
 constexpr bool kExactSizes = false;
 #else
 namespace between = mpi;
-constexpr const char* kBetween = "mpi";
 constexpr bool kExactSizes = mpi::kExactSizes;
 #endif
 
@@ -81,7 +79,6 @@ BackendPtr make_inside(const BackendContext& context) {
 }
 
 BackendPtr create_between_hosts(const BackendContext& context) {
-  if (!context.liveness) return between::create(context);
   auto hosts = std::make_shared<carried::Hosts>();
   hosts->ranks = ranks_by_host(context);
   if (!has_lanes(hosts->ranks)) return between::create(context);
@@ -102,13 +99,10 @@ BackendPtr create(const BackendContext& context) {
     return shm::create(context);
   }
 #if defined(LOCKSTEP_WITH_GLOO) || defined(LOCKSTEP_WITH_MPI)
-  return create_between_hosts(context);
-#else
-  throw Unsupported(
-      "the ranks are on several hosts, and this build reaches no other host: "
-      "configure with -DLOCKSTEP_WITH_GLOO=ON or -DLOCKSTEP_WITH_MPI=ON",
-      context.error_context("hybrid"));
+  if (context.liveness) return create_between_hosts(context);
 #endif
+  // An interop group; or nothing reaches another host, which this then says.
+  return create_backend("gloo", context);
 }
 
 }  // namespace lockstep::comm::hybrid
